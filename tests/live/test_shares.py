@@ -229,7 +229,7 @@ def test_an_opportunist_takes_little_time_from_a_busy_job(room: Room) -> None:
     room.python("promised", BUSY)
     room.until(lambda: room.jobs()["promised"]["cooperative"])
     room.python("opportunist", BUSY, **{"class": "best-effort"})
-    room.until(lambda: room.state_of("opportunist") == "running")
+    room.until(lambda: room.jobs()["opportunist"]["pid"])
     groups = [room.jobs()[n]["pid"] for n in ("promised", "opportunist")]
     before = [group_cpu_s(g) for g in groups]
     time.sleep(2.5)
