@@ -1,6 +1,6 @@
 //! A client for measurements: sends requests to a server and prints latencies as JSON.
 //!
-//! usage: load URL BODY (open RATE | closed CONNECTIONS | hold CONNECTIONS) SECONDS
+//! usage: load URL BODY (open RATE | closed CONNECTIONS | hold CONNECTIONS) SECONDS [OBJECTIVE_MS]
 //!
 //! * open: requests come at this rate whatever the server does (Poisson, seeded); latencies count
 //!   from the moment at which a request was due, so that waiting is not left out;
@@ -147,7 +147,7 @@ async fn measure(target: Rc<Target>, way: &str, amount: f64, seconds: f64) -> Rc
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [url, body, way, amount, seconds] = &words[..] else {
+    let [url, body, way, amount, seconds, objective @ ..] = &words[..] else {
         panic!("usage: load URL BODY (open RATE | closed CONNECTIONS | hold CONNECTIONS) SECONDS");
     };
     let uri: Uri = url.parse().expect("URL is a URL");
@@ -162,10 +162,18 @@ fn main() {
     all.sort_unstable();
     let at = |q: f64| all.get(((all.len() as f64 * q) as usize).min(all.len().saturating_sub(1)));
     let ms = |q: f64| at(q).map(|us| *us as f64 / 1e3);
+    // Whoever was not answered is over as well.
+    let objective_us = objective.first().map(|ms| ms.parse::<f64>().expect("ms") * 1e3);
+    let statuses = found.statuses.take();
+    let sent = statuses.values().sum::<u64>();
+    let over = objective_us.map(|most| {
+        let kept = all.iter().filter(|us| **us as f64 <= most).count() as u64;
+        (sent - kept) as f64 / sent.max(1) as f64
+    });
     let report = json!({
         "answered": all.len(), "requests_per_s": all.len() as f64 / seconds,
         "p50_ms": ms(0.5), "p90_ms": ms(0.9), "p99_ms": ms(0.99), "worst_ms": ms(1.0),
-        "statuses": found.statuses.take(), "open": found.open.get(),
+        "statuses": statuses, "open": found.open.get(), "over_share": over,
     });
     let _ = writeln!(std::io::stdout(), "{report}");
 }
