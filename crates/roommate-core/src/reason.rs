@@ -347,7 +347,10 @@ impl Reason {
             Self::PastEstimate => "ran longer than estimated and lost its guarantee".into(),
             Self::DeadlineLost => "can no longer meet its deadline".into(),
             Self::HeldBackFor(j) => {
-                format!("held back: job {}, a service, would miss its objective beside it", name(*j))
+                format!(
+                    "held back: job {}, a service, would miss its objective beside it",
+                    name(*j)
+                )
             }
             Self::NotHeldBackFor(j) => {
                 format!("runs at full pace again: job {}, a service, keeps its objective", name(*j))

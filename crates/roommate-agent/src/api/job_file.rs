@@ -647,9 +647,14 @@ mod tests {
 
     #[test]
     fn durations_may_have_units() {
-        for (text, s) in
-            [("90", 90.0), ("90s", 90.0), ("90ms", 0.09), ("1.5m", 90.0), ("2h", 7200.0), ("3d", 259_200.0)]
-        {
+        for (text, s) in [
+            ("90", 90.0),
+            ("90s", 90.0),
+            ("90ms", 0.09),
+            ("1.5m", 90.0),
+            ("2h", 7200.0),
+            ("3d", 259_200.0),
+        ] {
             assert_eq!(length_of(text), Some(s), "{text}");
         }
         for text in ["", "m", "ms", "2w", "-"] {

@@ -372,7 +372,11 @@ mod tests {
         };
         for (requests, pressure) in [(10, 100), (20, 900), (30, 300)] {
             say(&inbox, &peer, FromTenant::Served(served(requests, pressure)));
-            say(&inbox, &peer, FromTenant::Tuned(Tuned { batch: 0, pace_permille: 1000, seat: None }));
+            say(
+                &inbox,
+                &peer,
+                FromTenant::Tuned(Tuned { batch: 0, pace_permille: 1000, seat: None }),
+            );
         }
         let heard = heard(&inbox);
         assert_eq!(heard.len(), 2);

@@ -188,10 +188,12 @@ impl Machine {
         let beside = |service: JobIdx| {
             self.tenant(service).is_some_and(|s| t.gpus.iter().any(|gpu| s.uses(*gpu)))
         };
-        let holding = self.serving.iter().filter(|(_, s)| s.guard.pace_permille() < Knobs::PACE_FULL);
+        let holding =
+            self.serving.iter().filter(|(_, s)| s.guard.pace_permille() < Knobs::PACE_FULL);
         let holding = holding.filter(|(service, _)| beside(**service));
-        let (service, pace) =
-            holding.map(|(service, s)| (*service, s.guard.pace_permille())).min_by_key(|(_, p)| *p)?;
+        let (service, pace) = holding
+            .map(|(service, s)| (*service, s.guard.pace_permille()))
+            .min_by_key(|(_, p)| *p)?;
         // A job that was promised a speed of its own keeps it.
         Some((service, pace.max(least).max(t.knobs.floor_permille)))
     }
@@ -247,7 +249,7 @@ mod tests {
         for n in 0..25 {
             now += Duration::from_millis(100);
             // Two late ones of a hundred are fine, twenty are not.
-            serving.hear(served(10, u64::from(n >= 10 && n < 20) * 2, 8_000), now);
+            serving.hear(served(10, u64::from((10..20).contains(&n)) * 2, 8_000), now);
         }
         let lately = serving.lately();
         assert_eq!((lately.windows, lately.over, lately.requests, lately.late), (3, 1, 250, 20));

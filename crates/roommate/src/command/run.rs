@@ -146,8 +146,7 @@ fn go(args: &Run, mix: &Mix, way: Way, wanted: &AtomicBool) -> anyhow::Result<Ou
     config.keeping.journal_bytes = ONE_PART;
     let running = daemon::start(config)?;
     let began = Instant::now();
-    let watched =
-        can_end(&running, mix, way).and_then(|()| watch(&running, mix, way, wanted));
+    let watched = can_end(&running, mix, way).and_then(|()| watch(&running, mix, way, wanted));
     let wall_s = began.elapsed().as_secs_f64();
     super::up::end(running)?;
     let jobs = watched?;

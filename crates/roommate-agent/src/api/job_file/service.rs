@@ -140,10 +140,9 @@ impl Service {
 
     /// How its front is started, for the job of this name.
     pub(crate) fn front(&self, job: &str) -> FrontSpec {
-        let fill_s = self.fill.map_or_else(
-            || USUAL_FILL_S.min(USUAL_FILL_PART * self.slo.latency.0),
-            |fill| fill.0,
-        );
+        let fill_s = self
+            .fill
+            .map_or_else(|| USUAL_FILL_S.min(USUAL_FILL_PART * self.slo.latency.0), |fill| fill.0);
         FrontSpec {
             name: job.into(),
             model: self.model.clone().unwrap_or_else(|| job.into()),
@@ -200,10 +199,8 @@ impl Service {
 
     fn check_server(&self) -> Result<(), String> {
         if self.server == Server::Sdk {
-            let only_http = [
-                ("health", self.health.is_some()),
-                ("server_port", self.server_port.is_some()),
-            ];
+            let only_http =
+                [("health", self.health.is_some()), ("server_port", self.server_port.is_some())];
             return match only_http.into_iter().find(|(_, given)| *given) {
                 Some((field, _)) => Err(format!("service.{field}: only for `server: http`")),
                 None => Ok(()),
@@ -217,7 +214,9 @@ impl Service {
             let plain = health.chars().all(|c| c.is_ascii_graphic());
             if !health.starts_with('/') || !plain || health.len() > LONGEST_HEALTH {
                 let found = quoted(health);
-                return Err(format!("service.health: expected a path such as /health, found {found}"));
+                return Err(format!(
+                    "service.health: expected a path such as /health, found {found}"
+                ));
             }
         }
         Ok(())
@@ -309,14 +308,20 @@ mod tests {
         let good = "slo: {p99: 25ms}, port: 8000";
         refused("port: 8000", "missing field `slo`");
         refused("slo: {p99: 25ms}", "missing field `port`");
-        refused("slo: {p98: 25ms}, port: 1", "expected one of p50, p90, p95, p99, p999, found \"p98\"");
+        refused(
+            "slo: {p98: 25ms}, port: 1",
+            "expected one of p50, p90, p95, p99, p999, found \"p98\"",
+        );
         refused("slo: {p99: 25ms, p50: 5ms}, port: 1", "expected one objective such as");
         refused("slo: {p99: 0}, port: 1", "service.slo: expected more than 0 and at most 1h");
         refused("slo: {p99: 2h}, port: 1", "service.slo: expected more than 0 and at most 1h");
         refused("slo: {p99: 25ms}, port: 0", "service.port: expected 1 to 65535, found 0");
         refused("slo: {p99: 25ms}, port: 70000", "port");
         refused(&format!("{good}, listen: here"), "IP address");
-        refused(&format!("{good}, max_batch: 0"), "service.max_batch: expected 1 to 65536, found 0");
+        refused(
+            &format!("{good}, max_batch: 0"),
+            "service.max_batch: expected 1 to 65536, found 0",
+        );
         refused(&format!("{good}, max_batch: 65537"), "service.max_batch: expected 1 to 65536");
         refused(&format!("{good}, queue: 0"), "service.queue: expected 1 to 1000000, found 0");
         refused(&format!("{good}, fill: 25ms"), "service.fill: expected less than the objective");
@@ -336,13 +341,19 @@ mod tests {
             let error = read(text).unwrap_err();
             assert!(error.contains(what), "{text}: {error}");
         };
-        refused("command: x\nclass: service", "service: a job of `class: service` needs this section");
+        refused(
+            "command: x\nclass: service",
+            "service: a job of `class: service` needs this section",
+        );
         let section = "service: {slo: {p99: 25ms}, port: 8000}";
         refused(&format!("command: x\n{section}"), "service: only for a job of `class: service`");
         for field in ["steps: 5", "step_s: 1", "deadline: 2h", "stages_s: [1, 1, 1, 1]"] {
             refused(&format!("{LEAST}{field}"), "a service has no steps and never finishes");
         }
-        refused(&format!("{LEAST}batch: {{size: 1, min: 1, max: 2}}"), "`max_batch` in the section");
+        refused(
+            &format!("{LEAST}batch: {{size: 1, min: 1, max: 2}}"),
+            "`max_batch` in the section",
+        );
     }
 
     #[test]
