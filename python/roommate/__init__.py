@@ -1,4 +1,4 @@
-"""SDK for training loops that share a GPU with other jobs.
+"""SDK for training loops and services that share a GPU with other jobs.
 
 >>> import roommate
 >>> for batch in roommate.steps([1.0, 2.0, 3.0], batch_size=2):
@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from . import noise
+from .serve import serve
 from .session import Hook, Stopped, current
 from .steps import Stage, Steps, steps
 
@@ -24,6 +25,7 @@ __all__ = [
     "on_checkpoint",
     "on_resume",
     "on_suspend",
+    "serve",
     "start_done",
     "steps",
 ]

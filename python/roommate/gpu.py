@@ -5,7 +5,7 @@ The driver's green contexts give a stream that is confined to a set of SMs. ``Se
 the partition between two steps. Loops over ``roommate.steps`` do so on the daemon's request; other
 loops run each step ``with seat:``. Needs PyTorch and a driver of CUDA 12.4 or newer; otherwise
 ``Seat`` raises ``Unavailable`` with the reason. ``swap`` moves a model's memory to the host while
-its job is suspended.
+its job is suspended. ``graphs`` captures the model of a service.
 
 Run the first steps in the smallest partition that will ever be used: convolution plans that were
 chosen on the whole GPU fail in a partition.
@@ -19,10 +19,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from .graphs import Graphs, graphs
 from .host import Swapped, last_swap, swap
 from .pool import Pool
 
-__all__ = ["GRAIN", "Seat", "Swapped", "Unavailable", "last_swap", "swap"]
+__all__ = ["GRAIN", "Graphs", "Seat", "Swapped", "Unavailable", "graphs", "last_swap", "swap"]
 
 GRAIN = 8
 """SMs per group: Hopper and newer GPUs partition SMs in groups of eight."""

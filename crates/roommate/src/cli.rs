@@ -77,6 +77,8 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Keeper(machine::Keeper),
     #[command(hide = true)]
+    Front(machine::Front),
+    #[command(hide = true)]
     GpuTest(machine::GpuTest),
     /// Print completions for a shell
     Completions {

@@ -29,6 +29,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roommate_agent::api::control::Request;
 use roommate_agent::process::rotated_file::Place;
 use roommate_core::journal::{self, JournalError, Observer};
+use roommate_ingress::spec::Spec;
 use roommate_sim::trace::Problem;
 use roommate_sim::trace::gzip;
 use std::io;
@@ -63,6 +64,10 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Token(command) => token::run(command),
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => up::keeper(&args),
+        Command::Front(args) => {
+            let spec = Spec::read(&args.spec).map_err(anyhow::Error::msg)?;
+            Ok(roommate_ingress::run(spec, &args.command).into())
+        }
         Command::GpuTest(args) => up::gpu_test(&args),
         Command::Completions { shell } => {
             let mut text = Vec::new();

@@ -387,6 +387,17 @@ pub(crate) struct Keeper {
     pub(crate) keeper: Option<u32>,
 }
 
+/// Internal: the front of a service, which starts its worker.
+#[derive(Args, Debug)]
+pub(crate) struct Front {
+    /// The service, as JSON
+    #[arg(long, value_name = "JSON")]
+    pub(crate) spec: String,
+    /// The command of the worker
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<String>,
+}
+
 /// Internal: the daemon runs this to test what a process can do on a GPU.
 #[derive(Args, Debug)]
 pub(crate) struct GpuTest {

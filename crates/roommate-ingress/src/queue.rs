@@ -1,0 +1,294 @@
+//! The queue of a service and when a batch of it is formed. Pure: the time is given.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// A request that waits.
+#[derive(Debug)]
+pub(crate) struct Waiting<T> {
+    pub(crate) what: T,
+    /// Rows that it adds to a batch.
+    pub(crate) rows: u64,
+    pub(crate) arrived: Instant,
+    /// When it is given up.
+    pub(crate) deadline: Instant,
+    /// Batches with it whose worker died.
+    pub(crate) tries: u8,
+}
+
+/// How batches are formed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// Rows in a batch at most.
+    pub(crate) max_batch: u64,
+    /// How long a batch is filled at most.
+    pub(crate) fill: Duration,
+    pub(crate) objective: Duration,
+    /// Requests that wait at most.
+    pub(crate) most: usize,
+}
+
+/// Batches with a request whose worker died before the request is given up. After the first it runs
+/// alone, so that it does not take others with it again.
+pub(crate) const MOST_TRIES: u8 = 2;
+
+/// Requests that wait, oldest first.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    waiting: VecDeque<Waiting<T>>,
+    pub(crate) rules: Rules,
+    /// Mean time between two arrivals, s.
+    between_s: f64,
+    last: Option<Instant>,
+    time: BatchTime,
+}
+
+impl<T> Queue<T> {
+    pub(crate) fn new(rules: Rules) -> Self {
+        let (waiting, time) = (VecDeque::new(), BatchTime::default());
+        Self { waiting, rules, between_s: f64::INFINITY, last: None, time }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Adds a request; returns it if there is no room.
+    pub(crate) fn push(&mut self, request: Waiting<T>) -> Result<(), Waiting<T>> {
+        let passed = self.last.map(|last| request.arrived.duration_since(last).as_secs_f64());
+        self.last = Some(request.arrived);
+        if let Some(passed) = passed {
+            self.between_s = if self.between_s.is_finite() {
+                0.9 * self.between_s + 0.1 * passed
+            } else {
+                passed
+            };
+        }
+        if self.waiting.len() >= self.rules.most {
+            return Err(request);
+        }
+        self.waiting.push_back(request);
+        Ok(())
+    }
+
+    /// Puts requests of a batch whose worker died back to the front.
+    pub(crate) fn put_back(&mut self, batch: Vec<Waiting<T>>) {
+        for mut request in batch.into_iter().rev() {
+            request.tries += 1;
+            self.waiting.push_front(request);
+        }
+    }
+
+    /// Removes requests that nobody waits for any more, or that cannot be answered in time.
+    pub(crate) fn give_up(&mut self, now: Instant, left: impl Fn(&T) -> bool) -> Vec<Waiting<T>> {
+        let least = self.time.of(1);
+        let late =
+            |w: &Waiting<T>| w.tries >= MOST_TRIES || now + least > w.deadline || left(&w.what);
+        // Usually there are none.
+        if !self.waiting.iter().any(late) {
+            return Vec::new();
+        }
+        let (gone, kept): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(late);
+        self.waiting = kept.into();
+        gone
+    }
+
+    /// The next batch, if it is due: it is full, was filled for long enough, or nobody is expected
+    /// while it would be filled. `fits`: whether two requests can be in one batch.
+    pub(crate) fn next(
+        &mut self,
+        now: Instant,
+        fits: impl Fn(&T, &T) -> bool,
+    ) -> Option<Vec<Waiting<T>>> {
+        if self.due(now, &fits)? > now {
+            return None;
+        }
+        let count = self.first_batch(&fits).0;
+        Some(self.waiting.drain(..count).collect())
+    }
+
+    /// When the next batch is due; `None` without requests.
+    pub(crate) fn due(&self, now: Instant, fits: &impl Fn(&T, &T) -> bool) -> Option<Instant> {
+        let oldest = self.waiting.front()?;
+        let (count, rows) = self.first_batch(fits);
+        let full = rows >= self.rules.max_batch || count < self.waiting.len();
+        let alone = oldest.tries > 0;
+        // Time that the objective leaves for filling, half of it kept for what is not foreseen.
+        let spare = self.rules.objective.saturating_sub(self.time.of(self.rules.max_batch)) / 2;
+        let fill = self.rules.fill.min(spare);
+        let expects = self.between_s < fill.as_secs_f64();
+        Some(if full || alone || !expects { now } else { oldest.arrived + fill })
+    }
+
+    /// Requests and rows of the batch that the oldest request would lead.
+    fn first_batch(&self, fits: &impl Fn(&T, &T) -> bool) -> (usize, u64) {
+        let Some(first) = self.waiting.front() else { return (0, 0) };
+        let (mut count, mut rows) = (1, first.rows);
+        if first.tries > 0 {
+            return (count, rows);
+        }
+        for other in self.waiting.iter().skip(1) {
+            let room = rows.saturating_add(other.rows) <= self.rules.max_batch;
+            if !room || other.tries > 0 || !fits(&first.what, &other.what) {
+                break;
+            }
+            (count, rows) = (count + 1, rows + other.rows);
+        }
+        (count, rows)
+    }
+
+    /// A batch of this many rows took this long.
+    pub(crate) fn took(&mut self, rows: u64, time: Duration) {
+        self.time.learn(rows, time);
+    }
+
+    /// How long a batch of this many rows is expected to take.
+    pub(crate) fn expected(&self, rows: u64) -> Duration {
+        self.time.of(rows)
+    }
+
+    /// When the oldest request arrived.
+    pub(crate) fn oldest(&self) -> Option<Instant> {
+        self.waiting.front().map(|w| w.arrived)
+    }
+
+    /// Seconds until there is room again, at least 1.
+    pub(crate) fn room_in_s(&self) -> u64 {
+        let batch = self.rules.max_batch.max(1);
+        let batches = self.waiting.len() as f64 / batch as f64;
+        (batches * self.expected(batch).as_secs_f64()).ceil().clamp(1.0, 60.0) as u64
+    }
+}
+
+/// How long batches take, learned by size in powers of two.
+#[derive(Clone, Copy, Debug, Default)]
+struct BatchTime {
+    seconds: [Option<f64>; 17],
+}
+
+impl BatchTime {
+    fn class(rows: u64) -> usize {
+        (rows.max(1).next_power_of_two().trailing_zeros() as usize).min(16)
+    }
+
+    fn learn(&mut self, rows: u64, time: Duration) {
+        let known = &mut self.seconds[Self::class(rows)];
+        let seconds = time.as_secs_f64();
+        *known = Some(known.map_or(seconds, |k| 0.8 * k + 0.2 * seconds));
+    }
+
+    /// The next known size, larger first: a larger batch takes longer, so it is on the safe side.
+    fn of(&self, rows: u64) -> Duration {
+        let class = Self::class(rows);
+        let above = self.seconds[class..].iter().flatten().next();
+        let known = above.or_else(|| self.seconds[..class].iter().rev().flatten().next());
+        Duration::from_secs_f64(known.copied().unwrap_or(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn queue(max_batch: u64, fill_ms: u64) -> Queue<u32> {
+        let ms = Duration::from_millis;
+        Queue::new(Rules { max_batch, fill: ms(fill_ms), objective: ms(100), most: 50 })
+    }
+
+    fn push(q: &mut Queue<u32>, what: u32, rows: u64, at: Instant) {
+        let deadline = at + Duration::from_secs(1);
+        q.push(Waiting { what, rows, arrived: at, deadline, tries: 0 }).unwrap();
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the queue passes references")]
+    fn same(_: &u32, _: &u32) -> bool {
+        true
+    }
+
+    #[test]
+    fn a_lone_request_does_not_wait_and_busy_times_fill_batches() {
+        let (mut q, at) = (queue(4, 10), Instant::now());
+        push(&mut q, 1, 1, at);
+        assert_eq!(q.next(at, same).unwrap().len(), 1);
+        let ms = Duration::from_millis;
+        for i in 0..20 {
+            push(&mut q, i, 1, at + ms(i.into()));
+            if i == 8 {
+                break;
+            }
+        }
+        // 9 wait: full batches leave at once, the last one is filled until 10 ms after its first.
+        let now = at + ms(8);
+        assert_eq!(q.next(now, same).unwrap().len(), 4);
+        assert_eq!(q.next(now, same).unwrap().len(), 4);
+        assert!(q.next(now, same).is_none());
+        assert_eq!(q.due(now, &same), Some(at + ms(18)));
+        assert_eq!(q.next(at + ms(18), same).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn filling_ends_where_the_objective_would_be_missed() {
+        let (mut q, at) = (queue(4, 50), Instant::now());
+        q.took(4, Duration::from_millis(90));
+        (0..3).for_each(|i| push(&mut q, i, 1, at + Duration::from_millis(i.into())));
+        assert_eq!(q.due(at, &same), Some(at + Duration::from_millis(5)));
+    }
+
+    #[test]
+    fn requests_of_a_dead_worker_run_alone_and_not_for_ever() {
+        let (mut q, at) = (queue(4, 0), Instant::now());
+        (0..3).for_each(|i| push(&mut q, i, 1, at));
+        let batch = q.next(at, same).unwrap();
+        assert_eq!(batch.len(), 3);
+        q.put_back(batch);
+        let alone = q.next(at, same).unwrap();
+        assert_eq!((alone.len(), alone[0].what), (1, 0));
+        q.put_back(alone);
+        let gone = q.give_up(at, |_| false);
+        assert_eq!(gone.iter().map(|w| w.what).collect::<Vec<_>>(), [0]);
+        assert_eq!(q.next(at, same).unwrap()[0].what, 1);
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_late_requests_are_given_up() {
+        let (mut q, at) = (queue(4, 0), Instant::now());
+        (0..50).for_each(|i| push(&mut q, i, 1, at));
+        let deadline = at + Duration::from_secs(1);
+        assert!(q.push(Waiting { what: 50, rows: 1, arrived: at, deadline, tries: 0 }).is_err());
+        assert!(q.give_up(at, |w| *w == 7).iter().map(|w| w.what).eq([7]));
+        q.took(1, Duration::from_millis(400));
+        assert_eq!(q.give_up(at + Duration::from_millis(700), |_| false).len(), 49);
+        assert!(q.is_empty() && q.room_in_s() == 1);
+    }
+
+    proptest! {
+        /// Every request leaves once, in order, in batches within the limit unless one alone is
+        /// larger.
+        #[test]
+        fn nothing_is_lost_or_doubled(
+            rows in prop::collection::vec(1_u64..6, 1..50),
+            kinds in prop::collection::vec(0_u32..3, 50),
+            max_batch in 1_u64..9,
+        ) {
+            let (mut q, at) = (queue(max_batch, 3), Instant::now());
+            for (i, rows) in rows.iter().enumerate() {
+                push(&mut q, i as u32, *rows, at + Duration::from_millis(i as u64));
+            }
+            let fits = |a: &u32, b: &u32| kinds[*a as usize] == kinds[*b as usize];
+            let mut left = Vec::new();
+            let late = at + Duration::from_secs(1);
+            while let Some(batch) = q.next(late, fits) {
+                let sum: u64 = batch.iter().map(|w| w.rows).sum();
+                prop_assert!(sum <= max_batch || batch.len() == 1);
+                prop_assert!(batch.iter().all(|w| fits(&w.what, &batch[0].what)));
+                left.extend(batch.iter().map(|w| w.what));
+            }
+            prop_assert_eq!(left, (0..rows.len() as u32).collect::<Vec<_>>());
+        }
+    }
+}
