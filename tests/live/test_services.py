@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
 from conftest import Room
 
 # An HTTP server of its own, which needs WORK seconds of CPU time for an answer.
 SERVER = """
 import os, time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -36,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
+ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
 """
 
 # Training that uses the SDK, and whose steps keep its core busy.
@@ -68,6 +69,7 @@ def ask(port: int) -> int:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/x", data=b"{}")
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
+            answer.read()
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -219,9 +219,10 @@ async fn converse(front: &Front, stream: UnixStream, child: &mut Child) -> Ended
     let mut told = None;
     let why = loop {
         if let Some(orders) = changed_orders(front, &mut told)
-            && let Err(e) = frame::write(&mut to, &ToWorker::Tune(&orders), &[]).await {
-                break format!("the worker does not read: {e}");
-            }
+            && let Err(e) = frame::write(&mut to, &ToWorker::Tune(&orders), &[]).await
+        {
+            break format!("the worker does not read: {e}");
+        }
         if work.is_none() {
             front.give_up();
             let batch = front.queue.borrow_mut().next(Instant::now(), fits);

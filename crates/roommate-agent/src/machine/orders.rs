@@ -423,12 +423,14 @@ impl Machine {
         if let Some(start) = self.waiting.get_mut(&job) {
             start.place.knobs = knobs;
         }
+        // A front passes what concerns its worker on, and does not answer.
+        let answers = self.jobs.get(&job).is_some_and(|j| j.program.service.is_none());
         let Some(t) = self.tenant_mut(job) else {
             self.report(Report::Tuned(job));
             return;
         };
         let runs = t.goal == Goal::Run;
-        t.tune_due = runs && t.peer.is_some();
+        t.tune_due = runs && t.peer.is_some() && answers;
         let confirmed = !t.tune_due;
         match &mut t.goal {
             Goal::Run => {

@@ -9,6 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Longest objective, in seconds.
 const LONGEST_OBJECTIVE_S: f64 = 3_600.0;
+/// Longest time for which a batch is waited for to fill, in seconds.
+const LONGEST_FILL_S: f64 = 60.0;
 /// Most requests in a batch, and most that wait.
 const MOST_BATCH: u32 = 65_536;
 const MOST_QUEUED: u32 = 1_000_000;
@@ -173,9 +175,11 @@ impl Service {
                 "service.slo: expected more than 0 and at most 1h, found {objective_s} s"
             ));
         }
-        if let Some(fill) = self.fill.filter(|f| f.0 >= objective_s) {
+        let most_s = objective_s.min(LONGEST_FILL_S);
+        if let Some(fill) = self.fill.filter(|f| f.0 >= most_s) {
             return Err(format!(
-                "service.fill: expected less than the objective of {objective_s} s, found {} s",
+                "service.fill: expected less than {most_s} s, of an objective of {objective_s} s, \
+                 found {} s",
                 fill.0
             ));
         }
@@ -324,7 +328,7 @@ mod tests {
         );
         refused(&format!("{good}, max_batch: 65537"), "service.max_batch: expected 1 to 65536");
         refused(&format!("{good}, queue: 0"), "service.queue: expected 1 to 1000000, found 0");
-        refused(&format!("{good}, fill: 25ms"), "service.fill: expected less than the objective");
+        refused(&format!("{good}, fill: 25ms"), "service.fill: expected less than 0.025 s");
         refused(&format!("{good}, rate: 0"), "service.rate: expected above 0");
         refused(&format!("{good}, server: grpc"), "unknown variant `grpc`");
         refused(&format!("{good}, health: /x"), "service.health: only for `server: http`");
