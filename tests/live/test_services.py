@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
 from conftest import Room
 
 # An HTTP server of its own, which needs WORK seconds of CPU time for an answer.
