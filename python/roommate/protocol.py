@@ -143,6 +143,35 @@ class Leave(Message):
     stage: str
 
 
+@dataclass(frozen=True)
+class Served(Message):
+    """What the front of a service measured over a window; other tenants never send it."""
+
+    kind = "served"
+    window_us: int
+    requests: int
+    """Requests that were answered or given up."""
+    late: int
+    """Those answered later than the objective, or not at all."""
+    refused: int
+    """Those refused for want of room."""
+    failed: int
+    """Those that the worker failed to answer."""
+    p50_us: int
+    p99_us: int
+    worst_us: int
+    pressure_permille: int
+    """How much of the objective the most urgent request has used up or will have."""
+    queued: int
+    """Requests that wait now."""
+    batch: float
+    """Mean number of requests in a batch."""
+    busy_permille: int
+    """Part of the window in which the worker was busy."""
+    ready: bool
+    """Whether the worker answers."""
+
+
 # From the machine.
 
 
@@ -233,7 +262,8 @@ class Refused(Message):
 
 
 FROM_TENANT: dict[str, type[Message]] = {
-    m.kind: m for m in (Hello, Stepped, Tuned, Suspended, Resumed, Checkpointed, Enter, Leave)
+    m.kind: m
+    for m in (Hello, Stepped, Tuned, Suspended, Resumed, Checkpointed, Enter, Leave, Served)
 }
 FROM_MACHINE: dict[str, type[Message]] = {
     m.kind: m for m in (Welcome, Tune, Suspend, Resume, Checkpoint, Stop, Go, Refused)
@@ -241,11 +271,11 @@ FROM_MACHINE: dict[str, type[Message]] = {
 
 
 def encode(message: Message) -> bytes:
-    """Encodes a message as a line. Fields that are ``None`` or ``False`` are left out."""
+    """Encodes a message as a line. Fields that are ``None``, or ``False`` by default, are left out."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(message):  # type: ignore[arg-type]
         value = getattr(message, field.name)
-        if value is None or value is False:
+        if value is None or (value is False and field.default is False):
             continue
         parts = isinstance(value, (BatchRange, SeatRange))
         fields[field.name] = dataclasses.asdict(value) if parts else value

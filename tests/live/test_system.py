@@ -13,8 +13,10 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -389,3 +391,21 @@ def test_one_daemon_claims_the_devices(system: System) -> None:
     """G3: beside the machine's daemon no user owns the same devices with another."""
     done = system.by(system.a, "up", "--state", str(system.a.home / "s"), "--devices", "4")
     assert done.returncode == 2 and "daemon" in done.stderr
+
+
+def test_the_front_of_a_service_runs_as_its_owner(system: System) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    system.start()
+    service = {"slo": {"p99": "1s"}, "port": port, "server": "http", "health": "/"}
+    command = "exec python3 -m http.server --bind 127.0.0.1 $PORT"
+    system.sent(system.a, "web", command, **{"class": "service", "service": service})
+    system.until(lambda: system.jobs()["web"]["service"]["ready"])
+    front = Path(f"/proc/{system.jobs()['web']['pid']}")
+    assert b"front" in (front / "cmdline").read_bytes()
+    assert front.stat().st_uid == system.a.uid
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+        assert answer.status == 200
+    assert system.by(system.a, "cancel", "web").returncode == 0
+    system.until(lambda: system.jobs()["web"]["keeper_pid"] is None)

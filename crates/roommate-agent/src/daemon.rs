@@ -50,12 +50,12 @@ use crate::os::Os;
 use crate::paths::{self, Paths};
 use crate::process::{Deliver, small_thread};
 use roommate_core::engine::Engine;
-use roommate_core::event::{Action, Event, Placement, Sample};
+use roommate_core::event::{Action, Event, Placement, Sample, Served};
 use roommate_core::idx::{Idx, IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::{self, Head, Observer, ProfileLine, StepView, Writer};
 use roommate_core::measurement::known_profiles::KnownProfiles;
-use roommate_core::number::Number;
+use roommate_core::number::{Number, Number32};
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
@@ -246,13 +246,16 @@ pub(crate) struct JobRecord {
     pub(crate) carried: Option<f64>,
     /// Bytes of its submission.
     pub(crate) bytes: u64,
+    /// If it is a service: its totals in this part of the journal.
+    pub(crate) served: Served,
 }
 
 impl JobRecord {
     pub(crate) fn new(id: u32, name: String, row: Arc<JobRow>) -> Self {
         let (checkpoint, outcome, starts, failures, carried) = (0.0, None, 0, 0, None);
         let bytes = quotas::bytes_of(&row);
-        Self { id, name, row, checkpoint, outcome, starts, failures, carried, bytes }
+        let served = Served::default();
+        Self { id, name, row, checkpoint, outcome, starts, failures, carried, bytes, served }
     }
 }
 
@@ -484,6 +487,7 @@ impl Daemon {
             mem_mib: state.spec(job).knobs.mem_mib,
             sdk: file.sdk,
             tunable: state.profile(job).training.is_some(),
+            service: file.service.as_ref().map(|s| s.front(&record.name)),
         };
         let (attempt, done, user) = (self.starts(job), record.checkpoint, state.job(job).user);
         Start { program, place, attempt, done, user }
@@ -511,6 +515,10 @@ impl Daemon {
                     record.checkpoint = done;
                     self.store.set_checkpoint(record.id, done);
                 }
+                Report::Served { job, served } => self.served(job, served),
+                Report::Noted { job, why } => {
+                    self.facts.push(Event::Noted { job, reason: why });
+                }
                 Report::Notice { job, what } => self.log.notice(self.clock.now(), job, what),
                 Report::Finished(job) => self.facts.push(Event::Finished(job)),
                 Report::Failed { job, why, done } => {
@@ -528,9 +536,24 @@ impl Daemon {
         self.facts.push(Event::Started(job));
         let first = self.engine.state().job(job).starts == 1;
         let carried = self.jobs[job].carried.filter(|_| first);
-        if let Some(done) = done.or(carried) {
-            let sample = Sample { done: Some(Number::of(done)), ..Sample::default() };
+        // Until a service is measured, its user knows best what will be asked of it.
+        let rate = self.jobs[job].row.file.service.as_ref().and_then(|s| s.rate);
+        let sample = Sample {
+            done: done.or(carried).map(Number::of),
+            load_rps: Number32::of(rate.unwrap_or(0.0) as f32),
+            ..Sample::default()
+        };
+        if sample != Sample::default() {
             self.facts.push(Event::Sampled { job, sample });
+        }
+    }
+
+    /// A service has served requests. Of one that was cancelled the journal takes no more facts.
+    fn served(&mut self, job: JobIdx, served: Served) {
+        let record = &mut self.jobs[job];
+        record.served = record.served.and(served);
+        if self.engine.state().job(job).phase != Phase::Done {
+            self.facts.push(Event::Served { job, served });
         }
     }
 

@@ -28,6 +28,8 @@ mod ends;
 mod orders;
 mod process_control;
 mod reports;
+mod service_guard;
+pub(crate) mod serving;
 mod sm_partition;
 mod speed_guard;
 mod stage_turns;
@@ -41,6 +43,7 @@ use crate::device::{Device, GpuView, Kind, Probe, SelfTest};
 use crate::machine::connection::Peer;
 use crate::machine::crash_attribution::CrashAttribution;
 use crate::machine::process_control::ProcessControl;
+use crate::machine::serving::Serving;
 use crate::machine::speed_guard::{Guard, Lapse};
 use crate::machine::stage_turns::StageTurns;
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
@@ -51,8 +54,9 @@ use crate::paths::{self, Paths};
 use crate::process::supervisor::RunAs;
 use crate::process::{Deliver, Process, rotated_file, small_thread};
 use crate::protocol::FromTenant;
+use crate::protocol::front::FrontSpec;
 use roommate_core::cluster::Cluster;
-use roommate_core::event::{Placement, Sample};
+use roommate_core::event::{Placement, Sample, Served};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::Overrides;
 use roommate_core::knobs::Knobs;
@@ -130,6 +134,8 @@ pub struct Program {
     pub sdk: bool,
     /// Whether its batch size may be tuned: then measurements are reported more promptly.
     pub tunable: bool,
+    /// If it is a service: how its front is started, which runs the command.
+    pub service: Option<FrontSpec>,
 }
 
 /// A start of a job.
@@ -170,7 +176,8 @@ pub enum Order {
 /// not know it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// The job runs where it was placed: its process exists or, if it uses the SDK, has connected.
+    /// The job runs where it was placed: its process exists or, if it uses the SDK, has connected
+    /// or, if it is a service, answers requests.
     Started {
         /// The job.
         job: JobIdx,
@@ -199,6 +206,20 @@ pub enum Report {
         job: JobIdx,
         /// The part of its solo speed.
         part: f64,
+    },
+    /// Totals of a service since its last such report.
+    Served {
+        /// The job.
+        job: JobIdx,
+        /// The totals.
+        served: Served,
+    },
+    /// The machine holds the job back for a service, or no longer does.
+    Noted {
+        /// The job.
+        job: JobIdx,
+        /// What was done, and why.
+        why: Reason,
     },
     /// The job saved its progress.
     Checkpointed {
@@ -254,6 +275,8 @@ pub struct Machine {
     attended: Option<Instant>,
     /// Guards of jobs that have a floor.
     guards: BTreeMap<JobIdx, Guard>,
+    /// Services that have reported.
+    serving: BTreeMap<JobIdx, Serving>,
     /// Ends with an error that are not attributed yet.
     crashes: CrashAttribution,
     reports: Vec<Report>,
@@ -323,6 +346,7 @@ impl Machine {
             jobs: BTreeMap::new(),
             stages: StageTurns::default(),
             guards: BTreeMap::new(),
+            serving: BTreeMap::new(),
             crashes: CrashAttribution::default(),
             waiting: BTreeMap::new(),
             attended: None,
@@ -400,7 +424,8 @@ impl Machine {
         let ends = tenants().any(|t| t.gone).then(|| now + CLEAR_EVERY);
         let waiting = self.waiting.values().map(|w| w.not_before).filter(|at| *at > now);
         let attend = self.attend_due(now);
-        let others = [self.crashes.due(), self.stages.due(), guard, ends, attend];
+        let raises = self.services_due();
+        let others = [self.crashes.due(), self.stages.due(), guard, ends, attend, raises];
         deadlines.chain(cycles).chain(others.into_iter().flatten()).chain(waiting).min()
     }
 
@@ -443,6 +468,7 @@ impl Machine {
         self.jobs.clear();
         self.waiting.clear();
         self.guards.clear();
+        self.serving.clear();
         self.reports.clear();
         self.stages = StageTurns::default();
         self.crashes = CrashAttribution::default();

@@ -583,6 +583,7 @@ impl<'a> Bench<'a> {
             }
             FromTenant::Resumed(_) => tenant.phase = Phase::Going,
             FromTenant::Hello(_)
+            | FromTenant::Served(_)
             | FromTenant::Checkpointed(_)
             | FromTenant::Enter(_)
             | FromTenant::Leave(_) => {}

@@ -3,6 +3,8 @@
 //! The Python SDK implements the tenant's side; `python/tests/protocol.jsonl` holds a sample of
 //! every message that both sides have to read and write alike.
 
+pub mod front;
+
 use roommate_core::knobs::Knobs;
 use roommate_core::number::Number;
 use roommate_core::profile::STAGES;
@@ -80,6 +82,8 @@ pub enum FromTenant {
     Enter(Stage),
     /// The job left a stage.
     Leave(Stage),
+    /// Requests that a service answered since the last such message.
+    Served(Served),
 }
 
 /// Messages of the machine.
@@ -180,6 +184,85 @@ pub struct Done {
 pub struct Stage {
     /// One of [`STAGE_NAMES`].
     pub stage: String,
+}
+
+/// What the front of a service measured over a window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Served {
+    /// Length of the window.
+    pub window_us: u64,
+    /// Requests that were answered or given up.
+    pub requests: u64,
+    /// Those answered later than the objective, or not at all.
+    pub late: u64,
+    /// Those refused for want of room.
+    pub refused: u64,
+    /// Those that the worker failed to answer.
+    pub failed: u64,
+    /// Median latency.
+    pub p50_us: u32,
+    /// 99th percentile of latency.
+    pub p99_us: u32,
+    /// Largest latency.
+    pub worst_us: u32,
+    /// How much of the objective the most urgent request has used up or will have: its age and the
+    /// time that its batch is expected to take, relative to the objective.
+    pub pressure_permille: u32,
+    /// Requests that wait now.
+    pub queued: u32,
+    /// Mean number of requests in a batch.
+    pub batch: f64,
+    /// Part of the window in which the worker was busy.
+    pub busy_permille: u16,
+    /// Whether the worker answers.
+    pub ready: bool,
+}
+
+impl Served {
+    /// Both windows together: counts add up, latencies are means weighted by requests, and of what
+    /// describes a moment the later one counts; the pressure is the larger one, so that no alarm is
+    /// lost.
+    pub(crate) fn and(&self, later: &Self) -> Self {
+        let requests = self.requests.saturating_add(later.requests);
+        let window_us = self.window_us.saturating_add(later.window_us);
+        let mean = |a: f64, a_weight: u64, b: f64, b_weight: u64| {
+            let sum = a_weight as f64 + b_weight as f64;
+            if sum > 0.0 { (a * a_weight as f64 + b * b_weight as f64) / sum } else { b }
+        };
+        let by_requests = |a: f64, b: f64| mean(a, self.requests, b, later.requests);
+        let latency = |a: u32, b: u32| by_requests(a.into(), b.into()).round() as u32;
+        let (busy, busy_later) = (self.busy_permille.into(), later.busy_permille.into());
+        Self {
+            window_us,
+            requests,
+            late: self.late.saturating_add(later.late),
+            refused: self.refused.saturating_add(later.refused),
+            failed: self.failed.saturating_add(later.failed),
+            p50_us: latency(self.p50_us, later.p50_us),
+            p99_us: latency(self.p99_us, later.p99_us),
+            worst_us: self.worst_us.max(later.worst_us),
+            pressure_permille: self.pressure_permille.max(later.pressure_permille),
+            queued: later.queued,
+            batch: by_requests(self.batch, later.batch),
+            busy_permille: mean(busy, self.window_us, busy_later, later.window_us).round() as u16,
+            ready: later.ready,
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let most = [self.window_us, self.requests, self.refused, self.failed];
+        if most.iter().any(|n| *n > MOST_STEPS) || Number::try_from(self.batch).is_err() {
+            return Err("a number out of range".into());
+        }
+        if self.late > self.requests {
+            return Err("more late requests than requests".into());
+        }
+        if self.busy_permille > 1000 {
+            return Err("busy for more than the window".into());
+        }
+        Ok(())
+    }
 }
 
 /// The job's name, progress and knobs.
@@ -286,6 +369,7 @@ impl FromTenant {
             Self::Enter(s) | Self::Leave(s) if stage_index(&s.stage).is_none() => {
                 return Err(format!("unknown stage {:?}", s.stage));
             }
+            Self::Served(served) => served.check()?,
             Self::Hello(Hello { token, .. }) if token.len() > LONGEST_TOKEN => {
                 return Err(format!("a token of more than {LONGEST_TOKEN} bytes"));
             }
@@ -348,6 +432,35 @@ mod tests {
     /// The same file that the SDK's tests read.
     const GOLDEN: &str = include_str!("../../../python/tests/protocol.jsonl");
 
+    const SERVED: &str = r#"{"served":{"window_us":100000,"requests":120,"late":1,"refused":0,"failed":0,"p50_us":4100,"p99_us":11800,"worst_us":14100,"pressure_permille":430,"queued":3,"batch":7.5,"busy_permille":610,"ready":true}}"#;
+
+    #[test]
+    fn windows_add_up() {
+        let Ok(FromTenant::Served(a)) = FromTenant::read(SERVED.as_bytes()) else { panic!() };
+        let b = Served {
+            window_us: 300_000,
+            requests: 40,
+            late: 3,
+            p50_us: 8_100,
+            pressure_permille: 90,
+            queued: 0,
+            batch: 1.5,
+            busy_permille: 10,
+            ready: false,
+            ..a
+        };
+        let both = a.and(&b);
+        assert_eq!((both.window_us, both.requests, both.late), (400_000, 160, 4));
+        assert_eq!((both.p50_us, both.pressure_permille, both.queued), (5_100, 430, 0));
+        assert_eq!((both.batch, both.busy_permille, both.ready), (6.0, 160, false));
+        // A window without requests says nothing of latencies.
+        let none = Served { requests: 0, late: 0, p50_us: 0, p99_us: 0, ..b };
+        assert_eq!(a.and(&none).p99_us, a.p99_us);
+        assert_eq!(none.and(&a).p99_us, a.p99_us);
+        let most = Served { requests: u64::MAX, late: u64::MAX, ..a.clone() };
+        assert_eq!(most.and(&most).late, u64::MAX);
+    }
+
     #[test]
     fn golden_messages_read_and_write_the_same() {
         let (mut tenant, mut machine) = (0, 0);
@@ -362,7 +475,7 @@ mod tests {
             };
             assert_eq!(again, line);
         }
-        assert_eq!((tenant, machine), (12, 13));
+        assert_eq!((tenant, machine), (14, 13));
     }
 
     #[test]
@@ -387,6 +500,18 @@ mod tests {
         check(far, "a range of SMs that no GPU has");
         check(r#"{"enter":{"stage":"lunch"}}"#, "unknown stage");
         check(r#"{"tuned":{"batch":-1,"pace_permille":1}}"#, "invalid value");
+        let served = |change: &str| {
+            let mut fields: serde_json::Value = serde_json::from_str(SERVED).unwrap();
+            let (name, value) = change.split_once('=').unwrap();
+            fields["served"][name] = serde_json::from_str(value).unwrap();
+            fields.to_string()
+        };
+        check(&served("requests=2000000000000000"), "a number out of range");
+        check(&served("batch=-1.0"), "a number out of range");
+        check(&served("late=121"), "more late requests than requests");
+        check(&served("busy_permille=1001"), "busy for more than the window");
+        check(&served("pressure_permille=-1"), "invalid value");
+        check(&served("extra=1"), "unknown field `extra`");
         let long = "x".repeat(LONGEST_TOKEN + 1);
         check(&format!(r#"{{"hello":{{"version":1,"token":"{long}","pid":1}}}}"#), "a token of");
         check(

@@ -11,6 +11,7 @@
 mod days;
 mod disk;
 mod processes;
+mod services;
 mod world;
 
 use crate::os::Clock;

@@ -112,7 +112,8 @@ impl Engine {
         // does, because its job can be placed again from now on.
         let late = |job: JobIdx| self.state.jobs.get(job).is_some_and(|j| j.since != now);
         let matters = |e: &Event| match e {
-            Event::Started(_) | Event::Tuned(_) | Event::Served { .. } => false,
+            Event::Started(_) | Event::Tuned(_) => false,
+            Event::Served { .. } | Event::Noted { .. } => false,
             // What a user sets is carried out by the world; a policy sees it in the samples.
             Event::Held { .. } | Event::Resized { .. } => false,
             Event::Stopped { job, .. } => late(*job),
@@ -164,7 +165,7 @@ impl Engine {
         for fact in facts {
             if self.apply(fact).is_none() {
                 self.contradictions.push(Contradiction(*fact));
-            } else if !matches!(fact, Event::Served { .. }) {
+            } else if !matches!(fact, Event::Served { .. } | Event::Noted { .. }) {
                 self.events.push(*fact);
             }
         }
@@ -224,6 +225,11 @@ impl Engine {
             Event::Served { job, .. } => {
                 let phase = self.hot(job)?.phase;
                 (!matches!(phase, Phase::Expected | Phase::Done)).then_some(())
+            }
+            Event::Noted { job, reason } => {
+                let hot = self.hot(job).filter(|j| j.is_placed())?;
+                hot.last_reason = Some(reason);
+                Some(())
             }
             Event::Held { job, held } => self.set_by_user(job, |user| user.held = held),
             Event::Resized { job, batch, share_permille } => self.set_by_user(job, |user| {

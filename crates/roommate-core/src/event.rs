@@ -132,6 +132,14 @@ pub enum Event {
         /// Totals since its last report.
         served: Served,
     },
+    /// The world did something to a job by itself, for people: it never causes a policy call.
+    Noted {
+        /// The job.
+        job: JobIdx,
+        /// What was done, and why.
+        #[serde(rename = "why")]
+        reason: Reason,
+    },
     /// A user made a job stand still where it is, or let it go on.
     Held {
         /// The job.
@@ -169,6 +177,7 @@ impl Event {
             | Self::Cancelled(job)
             | Self::Sampled { job, .. }
             | Self::Served { job, .. }
+            | Self::Noted { job, .. }
             | Self::Held { job, .. }
             | Self::Resized { job, .. } => Some(job),
             Self::NodeUp(_) | Self::NodeDown(_) => None,
@@ -188,6 +197,7 @@ impl Event {
             | Self::Cancelled(_)
             | Self::Sampled { .. }
             | Self::Served { .. }
+            | Self::Noted { .. }
             | Self::Held { .. }
             | Self::Resized { .. } => None,
         }
@@ -196,7 +206,7 @@ impl Event {
     /// Why it happened, where that is part of the fact.
     pub fn reason(&self) -> Option<Reason> {
         match *self {
-            Self::Failed { reason, .. } => Some(reason),
+            Self::Failed { reason, .. } | Self::Noted { reason, .. } => Some(reason),
             Self::Submitted(_)
             | Self::Started(_)
             | Self::Stopped { .. }

@@ -624,7 +624,7 @@ mod tests {
     }
 
     /// Every reason that names a job or a node.
-    fn reasons(job: JobIdx, node: NodeIdx) -> [Reason; 10] {
+    fn reasons(job: JobIdx, node: NodeIdx) -> [Reason; 12] {
         [
             Reason::Behind(job),
             Reason::PreemptedBy(job),
@@ -633,6 +633,8 @@ mod tests {
             Reason::NotWorthSharing(job),
             Reason::AtShare(job),
             Reason::PausedFor(job),
+            Reason::HeldBackFor(job),
+            Reason::NotHeldBackFor(job),
             Reason::Beside { job, pd_permille: 1000, source: Source::Thumb },
             Reason::BetterToWait { than_beside: job, saves: Span::ZERO },
             Reason::NodeLost(node),
@@ -646,6 +648,7 @@ mod tests {
             for reason in reasons(JobIdx(number), NodeIdx(number)) {
                 let journals = [
                     journal(&[Event::Failed { job, reason, done: Number::default() }], &[], &[]),
+                    journal(&[Event::Noted { job, reason }], &[], &[]),
                     journal(&[], &[Action::Reject(job, reason)], &[]),
                     journal(&[], &[], &[Note { job, reason }]),
                 ];

@@ -157,6 +157,10 @@ pub enum Reason {
     DeadlineLost,
     /// Suspended in host memory, because this service would miss its SLO beside it.
     PausedFor(JobIdx),
+    /// The machine holds it back, because this service is about to miss its SLO beside it.
+    HeldBackFor(JobIdx),
+    /// The machine does not hold it back any more: this service keeps its SLO beside it.
+    NotHeldBackFor(JobIdx),
     /// Its SLO is missed even with the whole GPU; it gets all but the training's minimum share.
     SloOutOfReach,
     /// The service has not reported a request yet, so its load is unknown.
@@ -196,7 +200,9 @@ impl Reason {
             | Self::TriedWith(j)
             | Self::NotWorthSharing(j)
             | Self::ShrinksFor(j)
-            | Self::PausedFor(j) => (Some(*j), None),
+            | Self::PausedFor(j)
+            | Self::HeldBackFor(j)
+            | Self::NotHeldBackFor(j) => (Some(*j), None),
             Self::NodeLost(n) => (None, Some(*n)),
             Self::NoRoom { .. }
             | Self::Scattered { .. }
@@ -340,6 +346,15 @@ impl Reason {
                 .into(),
             Self::PastEstimate => "ran longer than estimated and lost its guarantee".into(),
             Self::DeadlineLost => "can no longer meet its deadline".into(),
+            Self::HeldBackFor(j) => {
+                format!(
+                    "held back: job {}, a service, would miss its objective beside it",
+                    name(*j)
+                )
+            }
+            Self::NotHeldBackFor(j) => {
+                format!("runs at full pace again: job {}, a service, keeps its objective", name(*j))
+            }
             Self::PausedFor(j) => format!(
                 "suspended in host memory: service {} would miss its SLO beside it",
                 name(*j)

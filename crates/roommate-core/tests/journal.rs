@@ -268,6 +268,7 @@ impl Dice {
             Event::Cancelled(self.job()),
             Event::Sampled { job: self.job(), sample: self.sample() },
             Event::Served { job: self.job(), served: self.served() },
+            Event::Noted { job: self.job(), reason },
             Event::Held { job: self.job(), held: self.coin() },
             Event::Resized {
                 job: self.job(),

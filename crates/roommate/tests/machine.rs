@@ -61,6 +61,7 @@ impl Node {
             mem_mib: 0,
             sdk,
             tunable: false,
+            service: None,
         };
         let place = Placement { gpus: GpuSet::from_slice(&[GpuIdx(0)]), knobs: Knobs::WHOLE };
         Start { program, place, attempt, done: 0.0, user: Overrides::default() }

@@ -351,6 +351,36 @@ pub struct JobView {
     pub log: String,
     /// Its command, cut if it is long.
     pub command: Vec<String>,
+    /// How it serves, if it is a service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceView>,
+}
+
+/// A service as shown to people.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceView {
+    /// Name of its model in requests.
+    pub model: String,
+    /// The latency that it has to keep.
+    pub objective_ms: Number,
+    /// The part of the requests that has to keep it.
+    pub quantile: Number,
+    /// The port at which it takes requests.
+    pub port: u16,
+    /// Requests so far.
+    pub requests: u64,
+    /// Those answered too late, or not at all.
+    pub late: u64,
+    /// Their part of all.
+    pub over_share: Number,
+    /// Median latency of the last seconds; once it has ended, of all its time.
+    pub p50_ms: Number,
+    /// 99th percentile of latency, likewise.
+    pub p99_ms: Number,
+    /// Requests that wait now.
+    pub queued: u32,
+    /// Whether it answers.
+    pub ready: bool,
 }
 
 /// The name of a class.

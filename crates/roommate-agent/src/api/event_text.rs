@@ -109,6 +109,7 @@ impl EventLog {
             Event::Failed { job, reason: why, done } => {
                 self.add(at, *job, format!("failed: {why}; {done:.0} steps survive"));
             }
+            Event::Noted { job, reason } => self.push(at, Some(*job), What::Why(*reason)),
             Event::Held { job, .. } | Event::Resized { job, .. } => {
                 self.add(at, *job, set_by_user(fact, by));
             }

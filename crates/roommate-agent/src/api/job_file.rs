@@ -2,18 +2,20 @@
 //! which was probably meant.
 
 pub(crate) mod check;
+pub mod service;
 
 use crate::error::JobFileError;
 use crate::protocol::BatchRange;
 use check::LONGEST_NAME;
 use roommate_core::idx::{ProfileIdx, TeamIdx};
-use roommate_core::job::{Class, Retries, Spec};
+use roommate_core::job::{Class, Retries, Slo, Spec};
 use roommate_core::knobs::Knobs;
 use roommate_core::number::Number;
 use roommate_core::performance::goodput::{LrRule, Noise, Training};
 use roommate_core::profile::Profile;
 use roommate_core::time::{Span, Time};
 use serde::{Deserialize, Serialize};
+use service::Service;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use yaml_serde::Value;
@@ -46,6 +48,7 @@ const FIELDS: &[&str] = &[
     "gpu_mib",
     "memory_mib",
     "cpus",
+    "service",
 ];
 /// Additional fields of a job inside a mix.
 const IN_MIX: &[&str] = &["after", "file"];
@@ -81,6 +84,8 @@ pub enum ClassName {
     Guaranteed,
     /// It uses what other jobs leave.
     BestEffort,
+    /// It answers requests, and keeps a latency.
+    Service,
 }
 
 /// The content of a job file.
@@ -147,9 +152,12 @@ pub struct JobFile {
     /// CPU cores per device; not accounted for unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<f64>,
+    /// How requests reach it, if it is a service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<Service>,
 }
 
-/// A duration: `90`, `90s`, `15m`, `2h`, `3d`.
+/// A duration: `90`, `25ms`, `90s`, `15m`, `2h`, `3d`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "LengthForm", into = "f64")]
 pub struct Length(pub f64);
@@ -185,8 +193,11 @@ impl From<Length> for f64 {
     }
 }
 
-/// A length of time in seconds, from text like `90`, `90s`, `1.5m`, `2h` or `3d`.
+/// A length of time in seconds, from text like `90`, `25ms`, `90s`, `1.5m`, `2h` or `3d`.
 pub fn length_of(text: &str) -> Option<f64> {
+    if let Some(ms) = text.trim().strip_suffix("ms") {
+        return Some(ms.trim().parse::<f64>().ok()? / 1e3);
+    }
     let (number, unit) = match text.trim().split_at_checked(text.trim().len().saturating_sub(1))? {
         (number, "s") => (number, 1.0),
         (number, "m") => (number, 60.0),
@@ -295,7 +306,10 @@ impl JobFile {
             class: match self.class {
                 ClassName::Guaranteed => Class::Guaranteed,
                 ClassName::BestEffort => Class::BestEffort,
+                ClassName::Service => Class::Service,
             },
+            // Policies know no other quantile; the machine keeps the one that is meant.
+            slo: self.service.as_ref().map(|s| Slo { p99_us: s.slo.us() }),
             work: self.steps.map(Number::of),
             declared_s: self.steps.zip(self.step_s).map(|(n, s)| Number::of(n * s)),
             deadline: self.deadline.map(|d| now + Span::from_secs(d.0)),
@@ -523,17 +537,18 @@ mod tests {
         }
     }
 
-    /// The field in a comment, if it contains one.
+    /// The field in a comment, if it contains one. The example is no service.
     fn uncommented(line: &str) -> Option<&str> {
         let field = line.strip_prefix("# ")?;
-        FIELDS.iter().any(|f| field.starts_with(&format!("{f}:"))).then_some(field)
+        let mut of_training = FIELDS.iter().filter(|f| **f != "service");
+        of_training.any(|f| field.starts_with(&format!("{f}:"))).then_some(field)
     }
 
     #[test]
     fn the_example_shows_every_field_and_reads() {
         let job = JobFile::read(EXAMPLE, Path::new("example.yaml")).unwrap();
         assert_eq!(job.name(), "resnet");
-        for field in FIELDS {
+        for field in FIELDS.iter().filter(|f| **f != "service") {
             let shown = |l: &str| uncommented(l).unwrap_or(l).starts_with(&format!("{field}:"));
             assert!(EXAMPLE.lines().any(shown), "{field} is not in the example");
         }
@@ -541,6 +556,19 @@ mod tests {
         let all: String =
             EXAMPLE.lines().map(|l| uncommented(l).unwrap_or(l).to_string() + "\n").collect();
         JobFile::read(&all, Path::new("example.yaml")).unwrap();
+    }
+
+    #[test]
+    fn the_example_shows_a_service() {
+        let lines = EXAMPLE.lines().skip_while(|l| *l != "# service:");
+        let section: String =
+            lines.map_while(|l| l.strip_prefix("# ")).map(|l| l.to_string() + "\n").collect();
+        let text = format!("command: x\nclass: service\n{section}");
+        let service = JobFile::read(&text, Path::new("example.yaml")).unwrap().service.unwrap();
+        let serde_json::Value::Object(shown) = serde_json::to_value(&service).unwrap() else {
+            panic!("a section has fields")
+        };
+        assert_eq!(shown.len(), 11, "every field: {shown:?}");
     }
 
     #[test]
@@ -583,8 +611,8 @@ mod tests {
         );
         let bad = outcome("command: x\nname: [");
         assert!(bad.starts_with("dir/job.yaml: not YAML: ") && bad.contains("line 3"), "{bad}");
-        let bad = outcome("command: x\nclass: service");
-        assert!(bad.contains("unknown variant `service`") && bad.contains("line 2"), "{bad}");
+        let bad = outcome("command: x\nclass: servant");
+        assert!(bad.contains("unknown variant `servant`") && bad.contains("line 2"), "{bad}");
         let bad = outcome("command: x\ndeadline: soon");
         assert!(bad.contains("90s, 15m or 2h, found \"soon\""), "{bad}");
     }
@@ -619,12 +647,17 @@ mod tests {
 
     #[test]
     fn durations_may_have_units() {
-        for (text, s) in
-            [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0), ("3d", 259_200.0)]
-        {
+        for (text, s) in [
+            ("90", 90.0),
+            ("90s", 90.0),
+            ("90ms", 0.09),
+            ("1.5m", 90.0),
+            ("2h", 7200.0),
+            ("3d", 259_200.0),
+        ] {
             assert_eq!(length_of(text), Some(s), "{text}");
         }
-        for text in ["", "m", "2w", "-"] {
+        for text in ["", "m", "ms", "2w", "-"] {
             assert_eq!(length_of(text), None, "{text}");
         }
     }

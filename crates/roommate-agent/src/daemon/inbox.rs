@@ -209,7 +209,8 @@ struct Slot {
 }
 
 impl Slot {
-    /// Adds a message. Steps are added to those that wait; of other reports only the last counts.
+    /// Adds a message. Steps and requests are added to those that wait; of other reports only the
+    /// last counts.
     /// Stages are entered and left in order.
     fn add(&mut self, peer: Peer, message: FromTenant) {
         match &message {
@@ -222,6 +223,17 @@ impl Slot {
                 let before = self.said.iter_mut().map(|(_, m)| m).rev().find(|m| !passes(m));
                 if let Some(FromTenant::Stepped(steps)) = before {
                     merge(steps, more);
+                    return;
+                }
+            }
+            FromTenant::Served(more) => {
+                // Counts mean the same whatever was said in between.
+                let before = self.said.iter_mut().find_map(|(_, m)| match m {
+                    FromTenant::Served(served) => Some(served),
+                    _ => None,
+                });
+                if let Some(served) = before {
+                    *served = served.and(more);
                     return;
                 }
             }
@@ -262,7 +274,7 @@ mod tests {
     use super::*;
     use crate::api::caller::Caller;
     use crate::api::control::Request;
-    use crate::protocol::{Done, Nothing, Stage};
+    use crate::protocol::{Done, Nothing, Served, Stage, Tuned};
     use std::sync::{Arc, mpsc};
 
     fn stepped(steps: u64, step_s: f64, done: f64) -> FromTenant {
@@ -338,6 +350,38 @@ mod tests {
         let resumed = FromTenant::Resumed(Nothing {});
         assert_eq!(rest, [enter(), checkpointed(40.0), resumed, suspended]);
         assert_eq!(heard.len(), 6);
+    }
+
+    #[test]
+    fn no_request_is_lost() {
+        let (inbox, (peer, _other)) = (Inbox::default(), Peer::pair(1));
+        let served = |requests, pressure_permille| Served {
+            window_us: 100_000,
+            requests,
+            late: requests / 2,
+            refused: 0,
+            failed: 0,
+            p50_us: 1_000,
+            p99_us: 2_000,
+            worst_us: 3_000,
+            pressure_permille,
+            queued: 0,
+            batch: 1.0,
+            busy_permille: 0,
+            ready: true,
+        };
+        for (requests, pressure) in [(10, 100), (20, 900), (30, 300)] {
+            say(&inbox, &peer, FromTenant::Served(served(requests, pressure)));
+            say(
+                &inbox,
+                &peer,
+                FromTenant::Tuned(Tuned { batch: 0, pace_permille: 1000, seat: None }),
+            );
+        }
+        let heard = heard(&inbox);
+        assert_eq!(heard.len(), 2);
+        let FromTenant::Served(all) = &heard[0] else { panic!("{heard:?}") };
+        assert_eq!((all.requests, all.late, all.pressure_permille), (60, 30, 900));
     }
 
     #[test]

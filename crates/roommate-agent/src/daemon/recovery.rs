@@ -14,7 +14,7 @@ use crate::machine::tenant::Goal;
 use crate::machine::{Machine, Setup};
 use crate::paths::Access;
 use crate::process::supervisor::{Attempt, AttemptStatus};
-use roommate_core::event::{Event, Placement};
+use roommate_core::event::{Event, Placement, Served};
 use roommate_core::idx::{IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::replay::Replay;
@@ -38,6 +38,8 @@ struct Rebuilt {
     profiles: IdxVec<ProfileIdx, String>,
     teams: IdxVec<TeamIdx, String>,
     log: EventLog,
+    /// Totals of services.
+    served: IdxVec<JobIdx, Served>,
 }
 
 impl Observer for Rebuilt {
@@ -55,10 +57,16 @@ impl Observer for Rebuilt {
     fn job(&mut self, line: &JobLine) {
         self.log.job(line);
         self.replay.job(line);
+        self.served.push(Served::default());
     }
     fn step(&mut self, step: &StepView<'_>) {
         self.log.step(step);
         self.replay.step(step);
+        for fact in step.facts {
+            if let Event::Served { job, served } = *fact {
+                self.served[job] = self.served[job].and(served);
+            }
+        }
     }
 }
 
@@ -71,6 +79,7 @@ impl Rebuilt {
             profiles: IdxVec::new(),
             teams: IdxVec::new(),
             log: EventLog::last(RECENT),
+            served: IdxVec::new(),
         };
         let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
         match journal::read(lines, &mut rebuilt) {
@@ -121,7 +130,7 @@ impl Daemon {
             store.commit()?;
         }
         let (rebuilt, at) = replay(&config, &mut store, &lines)?;
-        let Rebuilt { replay, head: Some(head), profiles, teams, log } = rebuilt else {
+        let Rebuilt { replay, head: Some(head), profiles, teams, log, served } = rebuilt else {
             unreachable!("a replayed journal has a head");
         };
         check_same(&config, &head)?;
@@ -134,12 +143,15 @@ impl Daemon {
             open_machine(&config, kind_of(&head), devices, &inbox)?
         };
         machine.forget_jobs();
-        let jobs: IdxVec<JobIdx, JobRecord> =
+        let mut jobs: IdxVec<JobIdx, JobRecord> =
             store.jobs().into_iter().map(JobRecord::from).collect();
         if jobs.len() != engine.state().jobs.len() {
             let (path, what) =
                 (config.paths.store(), "its jobs and its journal do not match".into());
             return Err(AgentError::Unrepeatable { path, what });
+        }
+        for (record, served) in jobs.iter_mut().zip(served.iter()) {
+            record.served = *served;
         }
         let (mut past, remains) = (store.past(), Remains::of(&store, machine.os()));
         let quarantined = store.quarantined().into_iter();

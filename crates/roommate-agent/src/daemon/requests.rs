@@ -20,6 +20,21 @@ use std::collections::HashSet;
 /// Longest name that is compared with those of jobs, to find what was meant.
 const LONGEST_NAME: usize = 256;
 
+/// Policies that start a service and leave it where it is. Others give its devices to jobs that
+/// are shorter, or have had less, and its users would wait for its next turn; or they divide GPUs
+/// by latencies that were profiled, which are known in simulated worlds only.
+const SERVE: &[&str] = &[
+    "gandiva",
+    "fifo",
+    "fifo-backfill",
+    "antman",
+    "mps",
+    "mps-split",
+    "time-slicing",
+    "random-colocate",
+    "kernel-est",
+];
+
 /// Why a request is refused, and what the user can do about it.
 type Refusal = (String, Option<String>);
 
@@ -140,7 +155,7 @@ impl Daemon {
             let what = format!("job {}: {what}", quoted(submit.file.name()));
             return Ok(Reply::Error { what, hint: Some(job_file::HINT.into()) });
         }
-        if let Err(e) = self.can_run(&submit, &owner) {
+        if let Err(e) = self.can_run(&submit, &owner).and_then(|()| self.can_serve(&submit.file)) {
             return Ok(e.into());
         }
         let submitted_unix_us = self.machine.os().unix_us();
@@ -227,6 +242,28 @@ impl Daemon {
         Ok(())
     }
 
+    /// Whether the job, if it is a service, could ever answer requests here.
+    fn can_serve(&self, file: &JobFile) -> Result<(), AgentError> {
+        let Some(service) = &file.service else { return Ok(()) };
+        if !SERVE.contains(&self.head.policy.as_str()) {
+            let what = format!(
+                "job {:?} is a service: the policy {} would take its devices away from it",
+                file.name(),
+                self.head.policy
+            );
+            let hint = format!("policies that leave services alone are {}", SERVE.join(", "));
+            return Err(AgentError::refused(what, &hint));
+        }
+        let alive = self.jobs.iter().filter(|j| j.outcome.is_none());
+        let mut others = alive.filter_map(|j| j.row.file.service.as_ref());
+        if others.any(|other| other.collides_with(service)) {
+            let (name, at) = (file.name(), service.address());
+            let what = format!("job {name:?}: another service takes requests at {at}");
+            return Err(AgentError::refused(what, "choose another `port`"));
+        }
+        Ok(())
+    }
+
     fn free_name(&self, wanted: &str) -> String {
         let past = self.past.iter().map(|j| j.name.as_str());
         let taken: HashSet<&str> = past.chain(self.jobs.iter().map(|j| j.name.as_str())).collect();
@@ -240,6 +277,9 @@ impl Daemon {
         if self.engine.state().job(job).phase == Phase::Done {
             return Ok(Err((format!("job {name:?} has ended already"), None)));
         }
+        // What a service has served so far still belongs into the journal.
+        self.machine.report_served(job);
+        self.take_reports()?;
         self.facts.push(Event::Cancelled(job));
         self.decide()?;
         self.orders.push(Order::Cancel(job));
@@ -362,6 +402,13 @@ pub(super) fn permille(share: f64) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn policies_that_serve_exist() {
+        for name in SERVE {
+            assert!(roommate_core::policy::find(name).is_ok(), "{name}");
+        }
+    }
 
     #[test]
     fn a_small_share_does_not_become_zero() {

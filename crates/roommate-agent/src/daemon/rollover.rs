@@ -357,6 +357,7 @@ fn view_of(paths: &Paths, id: u32, name: &str) -> JobView {
         pid: None,
         log: paths.log(id).display().to_string(),
         command: Vec::new(),
+        service: None,
     }
 }
 

@@ -2,9 +2,11 @@
 //! observations together.
 
 use crate::api::caller::Caller;
-use crate::api::control::{self, JobView, MachineView};
+use crate::api::control::{self, JobView, MachineView, ServiceView};
+use crate::api::job_file::service::Service;
 use crate::daemon::Daemon;
 use crate::device::range_words;
+use crate::machine::serving::Serving;
 use crate::machine::tenant::{Company, JobRuntime};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::{Job, Phase};
@@ -73,6 +75,31 @@ impl Daemon {
             pid: tenant.and_then(|t| self.machine.command_of(t)).map(|p| p.pid),
             log: self.config.paths.log(record.id).display().to_string(),
             command: control::shown_command(&record.row.file.command.words()),
+            service: record.row.file.service.as_ref().map(|s| self.service_view(job, s)),
+        }
+    }
+
+    fn service_view(&self, job: JobIdx, service: &Service) -> ServiceView {
+        let (record, serving) = (&self.jobs[job], self.machine.serving(job));
+        let front = service.front(&record.name);
+        let more = serving.map(Serving::unreported).unwrap_or_default();
+        let all = record.served.and(more);
+        let lately = serving.map_or(all, Serving::lately);
+        let last = serving.and_then(|s| s.last.as_ref());
+        let connected = self.machine.job(job).is_some_and(JobRuntime::is_connected);
+        let ms = |us: u32| Number::of(f64::from(us) / 1e3);
+        ServiceView {
+            model: front.model,
+            objective_ms: Number::of(front.objective.ms),
+            quantile: Number::of(front.objective.quantile),
+            port: service.port,
+            requests: all.requests,
+            late: all.late,
+            over_share: Number::of(all.late as f64 / all.requests.max(1) as f64),
+            p50_ms: ms(lately.p50_us),
+            p99_ms: ms(lately.p99_us),
+            queued: last.map_or(0, |l| l.queued),
+            ready: connected && last.is_some_and(|l| l.ready),
         }
     }
 

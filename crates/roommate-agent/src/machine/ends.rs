@@ -21,6 +21,7 @@ impl Machine {
         let (mut frozen, mut started) = (Vec::new(), Vec::new());
         for (job, known) in &mut self.jobs {
             let late = |t: &&mut super::Tenant| t.deadline.is_some_and(|d| d <= now);
+            let (grace, serves) = (known.grace(), known.program.service.is_some());
             let Some(t) = known.tenant.as_mut().filter(late) else { continue };
             t.deadline = None;
             match &mut t.goal {
@@ -33,8 +34,8 @@ impl Machine {
                 }
                 Goal::Leave { termed, .. } if !*termed => {
                     *termed = true;
-                    t.deadline = Some(now + GRACE);
-                    self.control.terminate(t, &self.device);
+                    t.deadline = Some(now + grace);
+                    self.control.terminate(t, &self.device, serves);
                 }
                 Goal::Leave { .. } | Goal::Cancel => {
                     self.control.kill(t, &self.device);
@@ -97,13 +98,14 @@ impl Machine {
         };
         let os = &self.control.os;
         (known.exit, known.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s(os));
-        (known.sampled, known.tally) = (None, None);
+        (known.sampled, known.tally, known.held_back_for) = (None, None, None);
         let bad = !matches!(exit, Exit::Code(0 | LEFT));
         let apart = t.company == Company::Apart;
         if apart && !bad {
             // A clean exit while isolated clears the job of suspicion.
             known.suspect = false;
         }
+        self.end_serving(job);
         let admitted = self.stages.forget(job, self.control.os.now());
         self.admit_to_stages(&admitted);
         let by_itself = matches!(t.goal, Goal::Run | Goal::Suspend { still: false });
@@ -135,7 +137,9 @@ impl Machine {
     /// Reports what the end of a process means for the job, given the process's goal.
     pub(super) fn judge(&mut self, job: JobIdx, goal: Goal, exit: &Exit) {
         let done = self.surviving(job);
-        let finished = *exit == Exit::Code(0);
+        // A service never finishes: one that ends by itself has failed.
+        let serves = self.jobs.get(&job).is_some_and(|j| j.program.service.is_some());
+        let finished = *exit == Exit::Code(0) && !serves;
         match goal {
             Goal::Cancel => {}
             // It may have finished before the order reached it.

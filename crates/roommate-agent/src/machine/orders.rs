@@ -3,11 +3,13 @@
 use crate::AgentError;
 use crate::device;
 use crate::machine::tenant::{Begun, Company, Goal, JobRuntime, Tenant};
-use crate::machine::{AGAIN_AFTER, Heard, Input, Machine, Report, Start, Waiting, connection};
+use crate::machine::{
+    AGAIN_AFTER, Heard, Input, Machine, Program, Report, Start, Waiting, connection,
+};
 use crate::os::disk;
 use crate::os::groups::Limits;
 use crate::process::supervisor::{Attempt, AttemptStatus, Launch, RunAs};
-use crate::process::{Exit, Process, Unstarted};
+use crate::process::{Exit, Process, THIS_PROGRAM, Unstarted};
 use crate::protocol::{Nothing, ToTenant};
 use roommate_core::event::Placement;
 use roommate_core::idx::JobIdx;
@@ -27,11 +29,31 @@ const HELLO_WITHIN: Duration = Duration::from_secs(120);
 /// How long adopted tenants have to connect again.
 const COME_BACK: Duration = Duration::from_secs(2);
 
+/// How long a service may take to answer the requests that it has when it is asked to end: its
+/// front gives itself 10 s.
+const DRAIN: Duration = Duration::from_secs(12);
+
+/// What is executed for a job. The front of a service is this program, which the process that
+/// becomes the command has open: another user may not reach it by any path.
+fn words_of(program: &Program) -> Vec<String> {
+    let Some(front) = &program.service else { return program.words.clone() };
+    let spec = serde_json::to_string(front).expect("a spec can always be written");
+    let front = [THIS_PROGRAM.into(), "front".into(), "--spec".into(), spec, "--".into()];
+    front.into_iter().chain(program.words.iter().cloned()).collect()
+}
+
 /// An attempt that is about to be begun.
 enum Fresh {
     New(Attempt),
     /// It was begun already, and ended in this way.
     Ended(Exit),
+}
+
+impl JobRuntime {
+    /// How long it may take to end before it is forced.
+    pub(super) fn grace(&self) -> Duration {
+        if self.program.service.is_some() { DRAIN } else { GRACE }
+    }
 }
 
 impl Machine {
@@ -91,7 +113,7 @@ impl Machine {
             return;
         }
         let Some(known) = self.jobs.get(&job) else { return };
-        let (id, done, awaited) = (known.program.id, known.checkpoint, known.uses_sdk());
+        let (id, done, awaited) = (known.program.id, known.checkpoint, known.is_awaited());
         let attempt = match self.fresh_attempt(id, number) {
             Ok(Fresh::New(attempt)) => attempt,
             Ok(Fresh::Ended(exit)) => {
@@ -187,7 +209,7 @@ impl Machine {
         let groups = self.control.contain(attempt, limits, user)?;
         self.device.confine(&attempt.group(), place.gpus.len(), allowed, false)?;
         Ok(Launch {
-            words: program.words.clone(),
+            words: words_of(program),
             workdir: program.workdir.clone(),
             env,
             log: self.setup.paths.log(program.id),
@@ -268,7 +290,7 @@ impl Machine {
         }
         let token = launch.map(|l| l.token).unwrap_or_default();
         self.record(job, attempt, token, supervisor, start.place.clone());
-        let (held, awaited) = (start.user.held, self.jobs[&job].uses_sdk());
+        let (held, awaited) = (start.user.held, self.jobs[&job].is_awaited());
         let back_by = self.now() + COME_BACK;
         let Some(t) = self.jobs.get_mut(&job).and_then(|j| j.tenant.as_mut()) else { return };
         t.frozen = self.control.is_frozen(t);
@@ -374,7 +396,7 @@ impl Machine {
     pub(super) fn leave(&mut self, job: JobIdx, then: Option<Box<Start>>) {
         self.forget_waiting(job);
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
-        let late = self.now() + GRACE;
+        let now = self.now();
         let Some(known) = self.jobs.get_mut(&job).filter(|j| j.tenant.is_some()) else {
             match then {
                 Some(start) => self.start_again(job, *start),
@@ -382,6 +404,8 @@ impl Machine {
             }
             return;
         };
+        let late = now + known.grace();
+        let serves = known.program.service.is_some();
         let Some(t) = &mut known.tenant else { return };
         let connected = t.peer.is_some();
         let _ = self.device.confine(&t.attempt.group(), t.gpus.len(), device::Allowed::ALL, true);
@@ -389,7 +413,7 @@ impl Machine {
         if let Some(peer) = &t.peer {
             peer.send(&ToTenant::Stop(Nothing {}));
         } else {
-            self.control.terminate(t, &self.device);
+            self.control.terminate(t, &self.device, serves);
         }
         t.goal = Goal::Leave { then, termed: !connected };
         t.deadline = Some(late);
@@ -399,12 +423,14 @@ impl Machine {
         if let Some(start) = self.waiting.get_mut(&job) {
             start.place.knobs = knobs;
         }
+        // A front passes what concerns its worker on, and does not answer.
+        let answers = self.jobs.get(&job).is_some_and(|j| j.program.service.is_none());
         let Some(t) = self.tenant_mut(job) else {
             self.report(Report::Tuned(job));
             return;
         };
         let runs = t.goal == Goal::Run;
-        t.tune_due = runs && t.peer.is_some();
+        t.tune_due = runs && t.peer.is_some() && answers;
         let confirmed = !t.tune_due;
         match &mut t.goal {
             Goal::Run => {
@@ -470,14 +496,15 @@ impl Machine {
 
     /// Ends the process of a cancelled job.
     pub(super) fn cancel(&mut self, job: JobIdx) {
-        let late = self.now() + GRACE;
+        let now = self.now();
         self.forget_waiting(job);
         let Some(known) = self.jobs.get_mut(&job) else { return };
+        let (late, serves) = (now + known.grace(), known.program.service.is_some());
         if let Some(t) = &mut known.tenant {
             t.goal = Goal::Cancel;
             let group = t.attempt.group();
             let _ = self.device.confine(&group, t.gpus.len(), device::Allowed::ALL, true);
-            self.control.terminate(t, &self.device);
+            self.control.terminate(t, &self.device, serves);
             t.deadline = Some(late);
         }
     }

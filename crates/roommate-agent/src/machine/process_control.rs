@@ -82,12 +82,17 @@ impl ProcessControl {
         by_kernel || self.os.processes.stat(leader.pid).is_some_and(|s| s.state == 'T')
     }
 
-    /// Asks all processes of the tenant to end.
-    pub(crate) fn terminate(&self, t: &mut Tenant, device: &Device) {
+    /// Asks all processes of the tenant to end; of a service only its front, which needs the others
+    /// until all requests are answered.
+    pub(crate) fn terminate(&self, t: &mut Tenant, device: &Device, serves: bool) {
         self.thaw(t);
         let kin = self.kin(t);
         device.let_go(&t.gpus, &kin);
         let leader = self.leader(t);
+        if serves {
+            self.os.processes.signal(leader, Signal::TERM);
+            return;
+        }
         self.os.processes.signal_group(leader, Signal::TERM);
         // Processes that left the group of the command are told as well.
         for pid in kin.members.into_iter().filter(|pid| *pid != leader.pid) {

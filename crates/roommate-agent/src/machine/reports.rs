@@ -68,6 +68,7 @@ impl Machine {
                 }
                 self.report(Report::Checkpointed { job, done: done.done });
             }
+            FromTenant::Served(served) => self.on_served(job, served),
             FromTenant::Enter(Stage { stage }) => self.on_enter(job, &stage),
             FromTenant::Leave(Stage { stage }) => {
                 if let Some(stage) = protocol::stage_index(&stage) {
@@ -157,7 +158,10 @@ impl Machine {
         if let Some(old) = t.peer.replace(peer.clone()).filter(|old| old.id != peer.id) {
             old.hang_up();
         }
-        let (knobs, devices, begun) = (t.knobs, t.gpus.len(), t.hello_due.take());
+        // A service is waited for until it is ready.
+        let awaited = known.program.service.is_none();
+        let begun = if awaited { t.hello_due.take() } else { None };
+        let (knobs, devices) = (t.knobs, t.gpus.len());
         if begun.is_some() && t.goal == Goal::Run {
             t.deadline = None;
         }

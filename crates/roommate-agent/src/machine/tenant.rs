@@ -10,7 +10,7 @@ use crate::process::supervisor::Attempt;
 use crate::process::{Exit, Process};
 use crate::protocol::{BatchRange, SmRange, Stepped, Tune};
 use roommate_core::event::Placement;
-use roommate_core::idx::{GpuIdx, GpuSet};
+use roommate_core::idx::{GpuIdx, GpuSet, JobIdx};
 use roommate_core::job::Overrides;
 use roommate_core::knobs::Knobs;
 use std::cell::OnceCell;
@@ -35,6 +35,8 @@ pub(crate) struct JobRuntime {
     pub(crate) sampled: Option<Sampled>,
     /// Whether one of its processes ever connected through the SDK.
     pub(crate) spoke: bool,
+    /// The service for which it is held back, if it is.
+    pub(crate) held_back_for: Option<JobIdx>,
     /// Whether it may have crashed its roommates, and so is started isolated from them.
     pub(crate) suspect: bool,
 }
@@ -67,7 +69,8 @@ pub(crate) struct Tenant {
     pub(crate) company: Company,
     /// Whether a tune is not confirmed yet.
     pub(crate) tune_due: bool,
-    /// The content of its start's report, while the machine waits for it to connect.
+    /// The content of its start's report, while the machine waits for it to connect or, if it is a
+    /// service, to be ready.
     pub(crate) hello_due: Option<Begun>,
     /// Whether its process group was stopped by a signal.
     pub(crate) frozen: bool,
@@ -125,13 +128,20 @@ impl JobRuntime {
             tally: None,
             sampled: None,
             spoke: false,
+            held_back_for: None,
             suspect: false,
         }
     }
 
-    /// Whether its processes connect through the SDK, as far as is known.
+    /// Whether its processes connect through the SDK, as far as is known. That the front of a
+    /// service connects says nothing of its worker.
     pub(crate) fn uses_sdk(&self) -> bool {
-        self.program.sdk || self.spoke
+        self.program.sdk || (self.spoke && self.program.service.is_none())
+    }
+
+    /// Whether its start is over only once one of its processes says so.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.uses_sdk() || self.program.service.is_some()
     }
 
     /// What it may use of each device with these knobs.

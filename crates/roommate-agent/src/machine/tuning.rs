@@ -99,10 +99,11 @@ impl Machine {
             0 => guards.map(|(_, g)| g.pace_permille(self.now())).min().unwrap_or(Knobs::PACE_FULL),
             _ => Knobs::PACE_FULL,
         };
+        let for_service = self.held_back_for(job, t).map_or(Knobs::PACE_FULL, |(_, pace)| pace);
         let (user, asked, mem_mib) = (known.user, known.program.mem_mib, t.knobs.mem_mib);
         let batch = if user.batch > 0 { user.batch } else { t.knobs.batch };
         Some(Tune {
-            pace_permille: own.min(allowed),
+            pace_permille: own.min(allowed).min(for_service),
             interleaved: t.gpus.iter().any(|g| interleaved.binary_search(g).is_ok()),
             seat: self.sm_range(job),
             gpu_mib: if mem_mib < asked { mem_mib } else { 0 },
@@ -194,6 +195,8 @@ impl Machine {
     /// Sends new orders to tenants whose roommates or guards changed.
     pub(super) fn settle(&mut self) {
         self.watch_guards();
+        self.watch_services();
+        self.note_held_back();
         let interleaved = self.interleaved_gpus();
         let runs = |t: &Tenant| t.goal == Goal::Run;
         let running = self.jobs.iter().filter(|(_, j)| j.tenant.as_ref().is_some_and(runs));

@@ -140,6 +140,10 @@ impl Explain {
             }
             Event::Tuned(_) => self.tell(at, "runs with its new settings".into()),
             Event::Served { served, .. } => self.own_account(at, served),
+            Event::Noted { reason, .. } => {
+                let what = describe(reason, &self.names);
+                self.tell(at, what);
+            }
             Event::Held { .. } | Event::Resized { .. } => self.tell(at, set_by_user(fact, by)),
             Event::Sampled { .. } | Event::NodeUp(_) | Event::NodeDown(_) => {}
         }
@@ -213,7 +217,7 @@ impl Observer for Explain {
                 }
                 Event::Started(job) | Event::Tuned(job) => *job,
                 Event::Stopped { job, .. } | Event::Sampled { job, .. } => *job,
-                Event::Served { job, .. } => *job,
+                Event::Served { job, .. } | Event::Noted { job, .. } => *job,
                 Event::Held { job, .. } | Event::Resized { job, .. } => *job,
                 Event::NodeUp(_) | Event::NodeDown(_) => continue,
             };

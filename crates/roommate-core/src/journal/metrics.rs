@@ -535,7 +535,8 @@ impl Fold {
                     self.totals.slo_misses += u64::from(served.over);
                 }
             }
-            Event::Sampled { .. } | Event::Held { .. } | Event::Resized { .. } => {}
+            Event::Sampled { .. } | Event::Noted { .. } => {}
+            Event::Held { .. } | Event::Resized { .. } => {}
             Event::Started(_) | Event::Stopped { .. } | Event::Tuned(_) => {}
             Event::NodeUp(_) | Event::NodeDown(_) => {}
         }

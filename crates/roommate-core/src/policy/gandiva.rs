@@ -29,10 +29,11 @@
 //! free. A job is expected to run as long again as it has, so a migration is made when it pays over
 //! that time; packs are split over idle GPUs by the same rule. Jobs on other GPUs of a node are
 //! assumed not to interfere. A job grows when the least gain that is kept would pay over the time
-//! that it is expected to run; gangs that span nodes do not grow. `gandiva-tiresias-style` is the
-//! policy of the Tiresias simulator: no packing, no limit to oversubscription, and every ten
-//! seconds (`balance_s`) a node goes from the class with most GPUs above its share of the demand to
-//! the one furthest below; there sets of nodes for gangs wider than a node are time sliced too.
+//! that it is expected to run; gangs that span nodes do not grow. Services, which the paper does
+//! not have, give up no time slice. `gandiva-tiresias-style` is the policy of the Tiresias
+//! simulator: no packing, no limit to oversubscription, and every ten seconds (`balance_s`) a node
+//! goes from the class with most GPUs above its share of the demand to the one furthest below;
+//! there sets of nodes for gangs wider than a node are time sliced too.
 
 mod elastic;
 mod migration;

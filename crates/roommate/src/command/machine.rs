@@ -5,7 +5,7 @@ use crate::cli::machine::{At, Describe, Down, Listing, OnJobs, Ps, Resize, State
 use crate::{console, table};
 use roommate_agent::Client;
 use roommate_agent::api::client::Server;
-use roommate_agent::api::control::{JobView, MachineView, Reply, Request};
+use roommate_agent::api::control::{JobView, MachineView, Reply, Request, ServiceView};
 use roommate_agent::device::GpuView;
 use roommate_agent::paths::Paths;
 use roommate_agent::process::rotated_file::Place;
@@ -105,7 +105,7 @@ pub(super) fn list(jobs: &[JobView], wide: bool) -> String {
     let mut head =
         vec!["name", "state", "devices", "share", "steps", "step", "batch", "starts", "age"];
     if wide {
-        head.extend(["owner", "class", "team", "sdk", "mem", "keeper", "why"]);
+        head.extend(["owner", "class", "team", "sdk", "mem", "keeper", "latency", "why"]);
     }
     let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
     for j in jobs {
@@ -128,6 +128,7 @@ pub(super) fn list(jobs: &[JobView], wide: bool) -> String {
                 if j.cooperative { "yes" } else { "no" }.into(),
                 memory(j).unwrap_or_else(|| "-".into()),
                 j.keeper_pid.map_or("-".into(), |p| p.to_string()),
+                j.service.as_ref().map_or("-".into(), latency),
                 j.why.clone().unwrap_or_else(|| "-".into()),
             ]);
         }
@@ -150,6 +151,22 @@ pub(super) fn share(j: &JobView) -> String {
 /// GPU memory of a job on a GPU, otherwise host memory.
 pub(super) fn memory(j: &JobView) -> Option<String> {
     j.gpu_mib.or(j.mem_mib).map(|m| format!("{m} MiB"))
+}
+
+/// The latency of a service against its objective.
+fn latency(s: &ServiceView) -> String {
+    let kept = s.quantile.get() * 100.0;
+    let objective = format!("p{} {} ms", kept.to_string().replace('.', ""), s.objective_ms);
+    if !s.ready {
+        return format!("not ready, to keep {objective}");
+    }
+    format!("p99 {:.1} ms, to keep {objective}", s.p99_ms)
+}
+
+/// What a service has done so far.
+fn requests(s: &ServiceView) -> String {
+    let late = format!("{} late ({:.2}%)", s.late, 100.0 * s.over_share.get());
+    format!("{}, {late}, {} waiting", s.requests, s.queued)
 }
 
 fn steps(j: &JobView) -> String {
@@ -241,7 +258,9 @@ pub(super) fn gpu_load(g: &GpuView) -> Option<String> {
 
 pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
     let or = |v: Option<String>| v.unwrap_or_else(|| "-".into());
-    let tenant = if j.cooperative {
+    let tenant = if j.cooperative && j.service.is_some() {
+        "its front speaks with the machine"
+    } else if j.cooperative {
         "speaks with the machine through the SDK"
     } else {
         "opaque: held by signals"
@@ -270,6 +289,18 @@ pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
     let at = rows.iter().position(|(name, _)| *name == "owner").unwrap_or(0);
     let gpu = [("GPU memory", j.gpu_mib.map(|m| format!("{m} MiB"))), ("seat", seat(j))];
     rows.splice(at..at, gpu.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    if let Some(s) = &j.service {
+        let of_training = ["steps", "step", "time left", "batch", "noise scale"];
+        rows.retain(|(name, _)| !of_training.contains(name));
+        let at = rows.iter().position(|(name, _)| *name == "share").map_or(0, |at| at + 1);
+        let ready = if s.ready { "ready" } else { "not ready" };
+        let own = [
+            ("serves", format!("{} at port {}, {ready}", s.model, s.port)),
+            ("latency", format!("{}, median {:.1} ms", latency(s), s.p50_ms)),
+            ("requests", requests(s)),
+        ];
+        rows.splice(at..at, own);
+    }
     if j.keeper_pid.is_some() {
         rows.insert(4, ("tenant", tenant.into()));
     }

@@ -62,6 +62,10 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let open = |path: &std::path::Path| std::fs::read_to_string(path);
     let mix =
         Mix::read(&super::submit::text_of(&args.mix)?, &at, open).map_err(AgentError::from)?;
+    if args.predict && mix.jobs.iter().any(|(_, file)| file.service.is_some()) {
+        let hint = "leave out --predict";
+        return Err(console::advise("a mix with services cannot be predicted", hint));
+    }
     let alone = (args.predict && args.deciding.profiles.is_none()).then_some(Way::OneAtATime);
     let exclusive = args.versus_exclusive.then_some(Way::Exclusive);
     let ways = alone.into_iter().chain(exclusive).chain([Way::Shared]);
@@ -78,7 +82,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         }
         _ => Vec::new(),
     };
-    let good = runs.iter().flat_map(|r| &r.jobs).all(|j| j.state == "finished");
+    let good = runs.iter().flat_map(|r| &r.jobs).all(is_good);
     match args.output {
         Output::Table => {
             let guessed = if args.predict { predict::tell(&guesses) } else { String::new() };
@@ -89,7 +93,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
                 .iter()
                 .map(|r| {
                     json!({ "label": r.way.label(), "wall_s": r.wall_s, "metrics": r.metrics,
-                        "jobs": r.jobs })
+                        "jobs": r.jobs, "services": services(&r.jobs) })
                 })
                 .collect();
             if args.predict {
@@ -142,7 +146,7 @@ fn go(args: &Run, mix: &Mix, way: Way, wanted: &AtomicBool) -> anyhow::Result<Ou
     config.keeping.journal_bytes = ONE_PART;
     let running = daemon::start(config)?;
     let began = Instant::now();
-    let watched = watch(&running, mix, way, wanted);
+    let watched = can_end(&running, mix, way).and_then(|()| watch(&running, mix, way, wanted));
     let wall_s = began.elapsed().as_secs_f64();
     super::up::end(running)?;
     let jobs = watched?;
@@ -151,13 +155,53 @@ fn go(args: &Run, mix: &Mix, way: Way, wanted: &AtomicBool) -> anyhow::Result<Ou
     finish(&mut journal, last);
     let mut fold = Fold::default();
     journal::read(journal.as_slice(), &mut fold).context("could not read the journal")?;
-    if jobs.iter().any(|j| j.state != "finished") {
+    if !jobs.iter().all(is_good) {
         keep_logs(&jobs);
     }
     Ok(Outcome { way, jobs, metrics: fold.metrics(), journal, wall_s })
 }
 
-/// Submits the jobs when they are due and shows their progress until all have ended.
+/// Whether the mix can end: services keep their devices until all other jobs have ended, which may
+/// not need them.
+fn can_end(running: &Running, mix: &Mix, way: Way) -> anyhow::Result<()> {
+    if way != Way::Exclusive {
+        return Ok(());
+    }
+    let Reply::Machine(machine) = running.ask(Request::Machine {})? else {
+        anyhow::bail!("unexpected reply from the daemon")
+    };
+    let files = || mix.jobs.iter().map(|(_, file)| file);
+    let held: u32 = files().filter(|f| f.service.is_some()).map(|f| u32::from(f.devices)).sum();
+    let others = files().filter(|f| f.service.is_none());
+    let need = others.map(|f| u32::from(f.devices)).max().unwrap_or(0);
+    if held > 0 && held + need > machine.devices {
+        let what = format!(
+            "with one job per device services hold {held} of {} devices, and a job that needs \
+             {need} waits for ever",
+            machine.devices
+        );
+        return Err(console::advise(what, "leave out --versus-exclusive, or use more devices"));
+    }
+    Ok(())
+}
+
+/// Whether a job did what the mix wanted of it. Services run until the mix is over.
+fn is_good(job: &JobView) -> bool {
+    job.state == if job.service.is_some() { "cancelled" } else { "finished" }
+}
+
+/// What the services of a run achieved.
+fn services(jobs: &[JobView]) -> Vec<serde_json::Value> {
+    let services = jobs.iter().filter_map(|j| Some((&j.name, j.service.as_ref()?)));
+    let figures = services.map(|(name, s)| {
+        json!({ "name": name, "requests": s.requests, "over_share": s.over_share,
+            "p99_ms": s.p99_ms, "slo_ms": s.objective_ms })
+    });
+    figures.collect()
+}
+
+/// Submits the jobs when they are due and shows their progress until all have ended that are not
+/// services. Then services end, once they have answered what they were asked.
 fn watch(
     running: &Running,
     mix: &Mix,
@@ -173,7 +217,7 @@ fn watch(
         let Reply::Jobs(jobs) = running.ask(Request::Ps {})? else {
             anyhow::bail!("unexpected reply from the daemon")
         };
-        let all_ended = jobs.iter().all(|j| j.ended);
+        let all_ended = jobs.iter().all(|j| j.ended || j.service.is_some());
         let next = |(after, _): &&(f64, JobFile)| match way {
             Way::OneAtATime => all_ended,
             Way::Exclusive | Way::Shared => began.elapsed().as_secs_f64() >= *after,
@@ -184,8 +228,14 @@ fn watch(
         }
         line.show(&jobs, mix.jobs.len());
         if all_ended && due.peek().is_none() {
-            line.clear();
-            return Ok(jobs);
+            // A cancelled service has a supervisor until it has answered its last request.
+            if jobs.iter().all(|j| j.ended && (j.service.is_none() || j.keeper_pid.is_none())) {
+                line.clear();
+                return Ok(jobs);
+            }
+            for service in jobs.iter().filter(|j| !j.ended) {
+                running.ask(Request::Cancel { job: service.name.clone() })?;
+            }
         }
         if wanted.load(Ordering::Relaxed) {
             line.clear();
@@ -237,7 +287,7 @@ impl Line {
 
 /// Prints the last lines of failed jobs, since their folder is deleted with the run.
 fn keep_logs(jobs: &[JobView]) {
-    for j in jobs.iter().filter(|j| j.state != "finished") {
+    for j in jobs.iter().filter(|j| !is_good(j)) {
         let text = std::fs::read_to_string(&j.log).unwrap_or_default();
         let last: Vec<&str> = text.lines().rev().take(5).collect();
         console::say(&format!("{} {}; it last printed:", j.name, j.state));

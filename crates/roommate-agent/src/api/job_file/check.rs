@@ -54,7 +54,8 @@ impl JobFile {
         if let Some(n) = [user, infra, unknown].into_iter().find(|n| *n > MOST_RETRIES) {
             return Err(format!("retries: expected at most {MOST_RETRIES}, found {n}"));
         }
-        self.check_numbers()
+        self.check_numbers()?;
+        self.check_service()
     }
 
     fn check_numbers(&self) -> Result<(), String> {
@@ -143,7 +144,7 @@ fn check_name(name: &str) -> Result<(), String> {
 }
 
 /// Names of teams and profiles, which people read in terminals.
-fn check_label(field: &str, text: Option<&str>) -> Result<(), String> {
+pub(super) fn check_label(field: &str, text: Option<&str>) -> Result<(), String> {
     let Some(text) = text else { return Ok(()) };
     if text.is_empty() || !text.chars().all(is_printable) {
         return Err(format!("{field}: expected printable characters, found {}", quoted(text)));

@@ -6,7 +6,7 @@
 //! length of a slice and the choice of packs are decided elsewhere.
 
 use crate::idx::{GpuIdx, GpuSet, IdxSet, IdxVec, JobIdx, NodeIdx};
-use crate::job::Phase;
+use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
 use crate::plan::Plan;
@@ -390,10 +390,13 @@ impl NodeTimeShare {
         chosen
     }
 
+    /// A service has no slice to give up: who asks it cannot wait for its next one.
     fn may_be_suspended(&self, plan: &Plan<'_>, unit: &Unit) -> bool {
         unit.jobs.iter().all(|j| {
             let protected_until = self.occupancies[*j].protected_until;
-            plan.job(*j).phase == Phase::Running && plan.now >= protected_until
+            plan.spec(*j).class != Class::Service
+                && plan.job(*j).phase == Phase::Running
+                && plan.now >= protected_until
         })
     }
 
