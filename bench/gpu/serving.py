@@ -103,14 +103,14 @@ class Pair:
                     "--save-s", 0, **{"class": "best-effort"})
         room.until(lambda: len(room.ticks("train")) >= 30, 150)
         if mode == "mps":
-            began = time.time()
+            began = time.monotonic()
             time.sleep(4)
-            self.alone_speed = speed(room, began, time.time())
+            self.alone_speed = speed(room, began, time.monotonic())
         for part in LOADS:
             load(port, "open", part * self.capacity, 1.5)
-            began = time.time()
+            began = time.monotonic()
             found = load(port, "open", part * self.capacity, self.args.seconds)
-            ended = time.time()
+            ended = time.monotonic()
             share = speed(room, began, ended) / self.alone_speed if self.alone_speed else 0.0
             self.row(mode=mode, load=part, training=round(share, 3), **brief(found))
         # A burst: 8 % of the capacity, then 80 %.

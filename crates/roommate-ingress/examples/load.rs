@@ -1,6 +1,6 @@
 //! A client for measurements: sends requests to a server and prints latencies as JSON.
 //!
-//! usage: load URL BODY (open RATE | closed CONNECTIONS | hold CONNECTIONS) SECONDS [OBJECTIVE_MS]
+//! usage: load URL BODY (open RATE | closed CONNECTIONS | hold CONNECTIONS) SECONDS [OBJECTIVE-MS]
 //!
 //! * open: requests come at this rate whatever the server does (Poisson, seeded); latencies count
 //!   from the moment at which a request was due, so that waiting is not left out;
