@@ -4,7 +4,7 @@
 //! |---|---|
 //! | pressure from 1000 ‰ on, or more late requests than the objective allows | are paused |
 //! | pressure from 700 ‰ on | run at half their pace |
-//! | pressure below 500 ‰ for half a second | get 50 ‰ of their pace back, every quarter of a second |
+//! | pressure below 500 ‰ for half a second | get 50 ‰ of their pace back, every 250 ms |
 //! | that it is not ready, or nothing for two seconds | are not held back |
 //!
 //! Cutting fast and raising slowly is what lets latencies of milliseconds be kept beside training:
