@@ -1,7 +1,7 @@
 //! Frames between the front and a worker with the SDK.
 //!
-//! A frame is the length of its JSON and of its binary data (32 bits each, little endian), the JSON,
-//! and the data.
+//! A frame is the length of its JSON and of its binary data (32 bits each, little endian), the
+//! JSON, and the data.
 
 use crate::tensor::{Form, Tensor};
 use bytes::Bytes;

@@ -1,5 +1,5 @@
-//! HTTP for clients: the Open Inference Protocol for workers with the SDK, a reverse proxy for other
-//! servers.
+//! HTTP for clients: the Open Inference Protocol for workers with the SDK, a reverse proxy for
+//! other servers.
 
 use crate::front::{Answer, Content, Front, Refusal};
 use crate::proxy::{Passed, Upstream};

@@ -129,9 +129,7 @@ impl Upstream {
                 Err(e) => format!("could not start {:?}: {e}", words.first()),
                 Ok(mut child) => {
                     let died = tokio::select! {
-                        status = child.wait() => {
-                            Some(status.map_or_else(|e| e.to_string(), |s| format!("the server ended: {s}")))
-                        }
+                        status = child.wait() => Some(worker::exit("server", status)),
                         why = self.watch(front) => why,
                     };
                     let Some(why) = died else {

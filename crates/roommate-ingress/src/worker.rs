@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 use tokio::net::{UnixListener, UnixStream};
@@ -152,7 +152,7 @@ async fn attempt(front: &Front, listener: &UnixListener, mut child: Child) -> En
                 return Ended::Died(format!("the worker did not connect: {e}"));
             }
         },
-        status = child.wait() => return Ended::Died(exit(status)),
+        status = child.wait() => return Ended::Died(exit("worker", status)),
         () = draining(front) => {
             end(&mut child).await;
             return Ended::Drained;
@@ -181,8 +181,9 @@ fn become_ready(front: &Front, ready: Ready) {
     front.urgent.notify_one();
 }
 
-fn exit(status: io::Result<std::process::ExitStatus>) -> String {
-    status.map_or_else(|e| format!("the worker: {e}"), |s| format!("the worker ended: {s}"))
+/// How a worker or a server ended, in words.
+pub(crate) fn exit(what: &str, status: io::Result<ExitStatus>) -> String {
+    status.map_or_else(|e| format!("the {what}: {e}"), |s| format!("the {what} ended: {s}"))
 }
 
 async fn draining(front: &Front) {
@@ -266,7 +267,7 @@ async fn converse(front: &Front, stream: UnixStream, child: &mut Child) -> Ended
                 Some(Err(e)) => break format!("the worker closed its connection: {e}"),
                 None => break "the worker closed its connection".into(),
             },
-            status = child.wait() => break exit(status),
+            status = child.wait() => break exit("worker", status),
             () = front.changed.notified() => {}
             () = sleep_until(due.into()) => {
                 if work.as_ref().is_some_and(|w| Instant::now() >= w.hangs) {

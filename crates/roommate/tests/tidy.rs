@@ -149,12 +149,20 @@ const RULES: &[Rule] = &[
         name: "a world depends only on the core",
         reason: "there are several worlds, and they are independent of each other",
         applies: |path| {
-            let others = ["roommate-core", "roommate-cuda", "roommate"];
+            let others = ["roommate-core", "roommate-cuda", "roommate-ingress", "roommate"];
             is_crate(path) && !others.iter().any(|o| path == format!("crates/{o}/Cargo.toml"))
         },
         find: |text| ours(text, &["roommate-core", "roommate-cuda"]),
         bad: "[dev-dependencies]\nroommate-agent = { path = \"../roommate-agent\" }\n",
         good: "[dependencies]\nroommate-core.workspace = true\n",
+    },
+    Rule {
+        name: "the front of services depends on no crate of the workspace",
+        reason: "it runs as a user's process; all it shares with the machine is the protocol",
+        applies: |path| path == "crates/roommate-ingress/Cargo.toml",
+        find: |text| ours(text, &["tokio"]),
+        bad: "[dependencies]\nroommate-agent.workspace = true\n",
+        good: "[dependencies]\ntokio.workspace = true\n",
     },
     Rule {
         name: "the crate that calls the driver depends on no crate of the workspace",
