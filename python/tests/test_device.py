@@ -249,7 +249,7 @@ def test_steps_that_fill_the_queue_are_not_timed(torch: FakeTorch, machine: Mach
         torch.kernel(0.03)
         # The CPU needs half of the GPU's time for a step.
         time.sleep(0.015)
-        if n == 8:
+        if n == 14:
             break
     # Of the mean: where the loop wakes late, one step seems long and the next one short.
     assert mean(m.step_s for m in machine.wait_for(Stepped, 6)) > 0.027
@@ -264,7 +264,7 @@ def test_step_time_is_the_gpus_time(
     for attempt in range(5):
         for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
             torch.kernel(0.03)
-            if n == 10:
+            if n == 20:
                 break
         mine = machine.wait_for(Stepped, 8 * (attempt + 1))[-8:]
         means.append(mean(m.step_s for m in mine))
@@ -292,18 +292,22 @@ def test_short_steps_are_synchronized_in_groups(
     torch: FakeTorch, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "REPORT_EVERY_S", 0.1)
-    queued = []
-    for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
-        torch.kernel(0.005)
-        queued.append(torch.current.busy_until - time.perf_counter())
-        if n == 240:
-            break
-    # Twenty steps take 0.1 s: at most this group and the previous one are queued.
-    assert max(queued) < 0.22
-    assert max(queued[120:]) > 0.08
-    # Neither filling the queue nor the position of a report in a group makes steps seem short.
-    times = [m.step_s for m in machine.wait_for(Stepped, 4)]
-    assert min(times) == pytest.approx(0.005, rel=0.1)
+    seen = []
+    # A busy machine wakes the loop late, so it is tried several times.
+    for attempt in range(4):
+        queued = []
+        for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
+            torch.kernel(0.005)
+            queued.append(torch.current.busy_until - time.perf_counter())
+            if n == 240:
+                break
+        times = [m.step_s for m in machine.wait_for(Stepped, 4 * (attempt + 1))[-4:]]
+        seen.append((max(queued), max(queued[120:]), min(times)))
+        # Twenty steps take 0.1 s: at most this group and the previous one are queued. Neither
+        # filling the queue nor the position of a report in a group makes steps seem short.
+        if seen[-1][0] < 0.22 and seen[-1][1] > 0.08 and min(times) == pytest.approx(0.005, rel=0.1):
+            return
+    raise AssertionError(f"queued at most, then, shortest step: {seen}")
 
 
 def test_after_a_move_each_step_is_synchronized_until_timed(

@@ -146,7 +146,7 @@ def together(n: int, one: Callable[[int], Any]) -> list[Any]:
     return results
 
 
-def test_requests_at_one_time_are_one_batch_and_each_gets_its_own_answer(
+def test_requests_at_one_time_are_answered_together(
     begin: Callable[..., Service],
 ) -> None:
     service = begin(fill_ms=50.0)
