@@ -29,12 +29,13 @@ def job(name: str, wait_s: float, compute_s: float, steps: int, **more: Any) -> 
 
 MIXES = {
     # Two jobs are time-sliced on one device. With three, microseconds decide which of the other two
-    # is next, and so whether a job with little work left ends a whole slice sooner.
+    # is next, and so whether a job with little work left ends a whole slice sooner. The lengths keep
+    # ends of jobs away from ends of slices, wherever in a slice the first job begins.
     "turns": {
         "policy": "gandiva",
         "set": {"slice_s": 1.0, "pack": False},
         "devices": 1,
-        "jobs": [job("a", 0.02, 0.002, 110), job("b", 0.02, 0.002, 160)],
+        "jobs": [job("a", 0.02, 0.002, 98), job("b", 0.02, 0.002, 160)],
     },
     # Beside each other on one core, where both compute now and then. Their steps differ in length:
     # two equal jobs would stay in phase and collide more often than a random model predicts.

@@ -32,7 +32,7 @@ def test_bad_job_files(room: Room) -> None:
             "can never run: it needs 99000000 MiB",
             "ask for less",
         ),
-        ("command: ls\nclass: service", "unknown variant `service`", "--example"),
+        ("command: ls\nclass: service", "service: a job of `class: service` needs this section", "--example"),
     ]
     for text, what, hint in cases:
         done = room.tool("submit", room.job("bad", text))
