@@ -29,8 +29,8 @@ def job(name: str, wait_s: float, compute_s: float, steps: int, **more: Any) -> 
 
 MIXES = {
     # Two jobs are time-sliced on one device. With three, microseconds decide which of the other two
-    # is next, and so whether a job with little work left ends a whole slice sooner. The lengths keep
-    # ends of jobs away from ends of slices, wherever in a slice the first job begins.
+    # is next, and so whether a job with little work left ends a whole slice sooner. The lengths
+    # keep ends of jobs away from ends of slices, wherever in a slice the first job begins.
     "turns": {
         "policy": "gandiva",
         "set": {"slice_s": 1.0, "pack": False},
