@@ -29,6 +29,7 @@ import resource
 import socket
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.sharedctypes import Synchronized
@@ -254,7 +255,7 @@ def requests_about(rng: random.Random, folder: str) -> dict[str, Any]:
 # --- Workers
 
 
-class Worker:
+class Worker(ABC):
     """Sends messages of one kind until it is told to end."""
 
     def __init__(self, seed: str, state: Path, shared: Shared, count: Synchronized[int]) -> None:
@@ -282,8 +283,9 @@ class Worker:
     def running(self) -> bool:
         return self.shared.up.is_set()
 
+    @abstractmethod
     def some(self) -> None:
-        raise NotImplementedError
+        """Sends a few messages and reads what is answered."""
 
     def connect(self, name: str) -> socket.socket:
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -258,8 +258,15 @@ fn plain(front: &Front, route: &Route) -> Response<Body> {
     as_json(200, &value)
 }
 
-/// The whole body of a request, within its limits of size and time.
-async fn body(request: hyper::Request<Incoming>) -> Result<(HeaderMap, Bytes), Refusal> {
+/// The whole body of a request, within its limits of size and time. A service that cannot answer
+/// takes no data.
+async fn body(
+    front: &Front,
+    request: hyper::Request<Incoming>,
+) -> Result<(HeaderMap, Bytes), Refusal> {
+    if let Some(refusal) = front.closed() {
+        return Err(refusal);
+    }
     let (head, body) = request.into_parts();
     let large = || Refusal::wrong(413, format!("the body is longer than {MOST_BODY} bytes"));
     let length = head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
@@ -282,11 +289,7 @@ async fn infer(
     request: hyper::Request<Incoming>,
     arrived: Instant,
 ) -> Result<Response<Body>, Refusal> {
-    // Before the body is read: a service that cannot answer takes no data.
-    if let Some(refusal) = front.closed() {
-        return Err(refusal);
-    }
-    let (headers, body) = body(request).await?;
+    let (headers, body) = body(front, request).await?;
     let wrong = |what: String| Refusal::wrong(400, what);
     let head = match headers.get(HEADER_LENGTH) {
         None => body.len(),
@@ -325,10 +328,7 @@ async fn predict(
     request: hyper::Request<Incoming>,
     arrived: Instant,
 ) -> Result<Response<Body>, Refusal> {
-    if let Some(refusal) = front.closed() {
-        return Err(refusal);
-    }
-    let (_, body) = body(request).await?;
+    let (_, body) = body(front, request).await?;
     hand_over(front, &body, arrived).await
 }
 

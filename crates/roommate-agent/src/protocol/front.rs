@@ -58,13 +58,10 @@ pub enum ServerSpec {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The front reads exactly this.
-    #[test]
-    fn the_spec_is_written_as_fronts_read_it() {
-        let spec = FrontSpec {
+impl FrontSpec {
+    /// A service with the SDK, for tests.
+    pub(crate) fn example() -> Self {
+        Self {
             name: "bert".into(),
             model: "bert".into(),
             listen: "127.0.0.1:8000".parse().unwrap(),
@@ -73,7 +70,18 @@ mod tests {
             fill_ms: 2.0,
             queue: 1024,
             server: ServerSpec::Sdk {},
-        };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The front reads exactly this.
+    #[test]
+    fn the_spec_is_written_as_fronts_read_it() {
+        let spec = FrontSpec::example();
         assert_eq!(
             serde_json::to_string(&spec).unwrap(),
             r#"{"name":"bert","model":"bert","listen":"127.0.0.1:8000","objective":{"quantile":0.99,"ms":25.0},"max_batch":32,"fill_ms":2.0,"queue":1024,"server":{"sdk":{}}}"#

@@ -6,7 +6,7 @@ use crate::machine::{Heard, Input, Machine, Order, Program, Report, Setup, Start
 use crate::os::{Os, Processes};
 use crate::paths::Paths;
 use crate::process::supervisor::Attempt;
-use crate::protocol::front::{FrontSpec, Objective, ServerSpec};
+use crate::protocol::front::FrontSpec;
 use crate::protocol::{FromTenant, Hello, Served, ToTenant, VERSION};
 use crate::twin::disk::TwinDisk;
 use crate::twin::processes::TwinProcesses;
@@ -61,16 +61,7 @@ impl Node {
     }
 
     fn start(&mut self, job: JobIdx, gpu: u32, sdk: bool) {
-        let front = FrontSpec {
-            name: "bert".into(),
-            model: "bert".into(),
-            listen: "127.0.0.1:8000".parse().unwrap(),
-            objective: Objective { quantile: 0.99, ms: 25.0 },
-            max_batch: 32,
-            fill_ms: 2.0,
-            queue: 1024,
-            server: ServerSpec::Sdk {},
-        };
+        let front = FrontSpec::example();
         let program = Program {
             id: job.0,
             name: format!("job{}", job.0),
