@@ -82,7 +82,7 @@ anchors: build ## results of published simulators: make anchors [DIR=../shared/a
 
 .PHONY: shared
 shared: ## tests that need the public traces in ../shared
-	@ROOMMATE_REQUIRE_SHARED=1 cargo test --workspace --quiet --test shared_traces --test shared_runs --test shared_predictors --test shared_latency
+	@ROOMMATE_REQUIRE_SHARED=1 cargo test --workspace --quiet --test shared_traces --test shared_runs --test shared_predictors --test shared_latency --test shared_serving
 
 .PHONY: bench
 bench: build ## large runs with limits on time and memory

@@ -27,6 +27,7 @@ from typing import Any
 import mix
 import policies
 import promises
+import serving
 import sets
 from bench import Bench
 from room import ROOT, Room, cpu_s
@@ -184,10 +185,10 @@ def mps() -> Iterator[dict[str, str]]:
 
 
 MECHANISMS = (
-    promises.guaranteed, promises.strict, promises.shrink, promises.resize,
+    promises.guaranteed, promises.strict, promises.guests, promises.shrink, promises.resize,
     policies.turns, policies.gandiva, policies.muri, policies.iadeep, policies.opaque,
 )
-ALL = (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, sets.large, mix.mix, repartition,
+ALL = (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, sets.large, mix.mix, serving.serving, repartition,
        neighbours, jitter)
 PARTS = {part.__name__: part for part in ALL}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -192,3 +193,48 @@ def resize(bench: Bench) -> None:
             bench.row(task=task, batch=batch, asked=changes, **pauses(room.ticks("job")),
                       held_mib=held, starts=job["starts"],
                       failures=job["failures"])
+
+
+#: Promised jobs and their guests: a task, its batch size and further options each.
+GUESTS: dict[str, tuple[Host, Host]] = {
+    "resnet50+gpt2": (BUSY, ("gpt2-lm", 8, [])),
+    "gpt2+resnet50": (("gpt2-lm", 16, []), ("resnet50-imagenet", 128, [])),
+    "loader+gpt2": (WAITS, ("gpt2-lm", 8, [])),
+}
+PROMISES = (0.95, 0.9, 0.8)
+
+
+def guests(bench: Bench) -> None:
+    """A promised job keeps 0.95, 0.9 or 0.8 of its speed: what it kept and what its guest got."""
+    wanted = os.environ.get("ROOMMATE_PAIRS", "")
+    for name, (host, guest) in GUESTS.items():
+        if wanted and name not in wanted.split(","):
+            continue
+        alone: dict[str, float] = {}
+        for promise in PROMISES:
+            with bench.room(f"{name}-{promise}") as room:
+                room.up("antman", eps=1 / promise - 1)
+                submit_one(room, "promised", host)
+                room.until_steps("promised", 40)
+                [alone["promised"]] = room.watch(bench.seconds(3), "promised")
+                submit_one(room, "guest", guest, **{"class": "best-effort"})
+                room.until_steps("guest", 2, 150)
+                # The throttle raises the guest's pace slowly.
+                room.watch(bench.seconds(16))
+                began = time.monotonic()
+                [kept] = room.watch(bench.seconds(6), "promised")
+                got = room.count("guest", began) / (time.monotonic() - began)
+                seats = {t.sms for t in room.ticks("guest") if t.at >= began}
+                if "guest" not in alone:
+                    room.ok("cancel", "promised")
+                    room.until(lambda: room.jobs()["promised"]["ended"])
+                    room.watch(bench.seconds(1))
+                    [alone["guest"]] = room.watch(bench.seconds(3), "guest")
+                bench.row(pair=name, promise=promise, kept=kept / alone["promised"],
+                          guest=got / alone["guest"], guest_sms=sorted(seats))
+
+
+def submit_one(room: Room, name: str, job: Host, **fields: Any) -> None:
+    task, batch, flags = job
+    room.submit(name, "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0,
+                *flags, **fields)

@@ -1,18 +1,25 @@
-#!/usr/bin/env python3
-"""A service beside training on one GPU: latency of requests and speed of training.
+"""Services beside training on one GPU: latency of requests and speed of training. A part of run.sh.
 
-usage: serving.py [--out FILE] [--seconds S] [--pairs SERVICE:TASK@BATCH,...]
+Three services (two with CUDA graphs, one HTTP server that knows nothing of Roommate) beside three training
+tasks, at 20, 50 and 80 % of the service's capacity, under a bursty public request trace, and through a burst
+of ten times the load:
 
-For each pair: the service alone, under plain MPS (its objective is so long that nobody is held back) and
-with its objective, at 20, 50 and 80 % of its capacity, and through a burst of ten times the load.
-Requests are Poisson and come whatever the service does; latencies count from when each was due
-(crates/roommate-ingress/examples/load.rs). Rows are JSON lines; rows that the file has are not
-measured again.
+| mode | what it is |
+|---|---|
+| alone | the service without training |
+| slices | no MPS: the driver's time slices |
+| mps | plain MPS |
+| split | MPS with a fixed part of the SMs for either: of three splits the one with the most training |
+| | that keeps the objective, or if none does, the one with the fewest late requests |
+| roommate | priority, filled batches and the gate on kernel launches |
+
+Requests come whatever the service does; latencies count from when each was due
+(crates/roommate-ingress/examples/load.rs). Rows that the file has are not measured again: a run ends after
+about eight minutes, and the next one goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -23,12 +30,30 @@ import time
 from pathlib import Path
 from typing import Any
 
-from room import ROOT, Room
+from bench import FOREVER, Bench
+from room import ROOT, Room, rounded
 
-LOADS = (0.2, 0.5, 0.8)
-OBJECTIVE_MS = 25.0
+#: Objectives in ms: about two and a half times the p99 alone at 80 % load.
+SERVICES = {"bert": 25.0, "resnet50": 25.0, "http-roberta": 60.0}
+TASKS = {"gpt2": ("gpt2-lm", 16), "vit": ("vit-b16-imagenet", 64), "resnet50": ("resnet50-imagenet", 64)}
+LOADS: tuple[float | str, ...] = (0.2, 0.5, 0.8, "trace", "burst")
+#: Parts of the SMs that the service and training have, in the order in which they are tried.
+SPLITS = ((0.3, 0.7), (0.5, 0.5), (0.75, 0.25))
+#: Mean of the trace, as a part of the capacity.
+TRACE_LOAD = 0.35
+TRACE_S = 8.0
+SECONDS = 3.0
 NONE_MS = 600_000.0
-BODY = "{}"
+MAY_BE_LATE = 0.01
+#: A run that has taken this long begins nothing new.
+STOP_AFTER_S = 450.0
+
+Row = dict[str, Any]
+
+
+def rates() -> Path | None:
+    given = Path(os.environ.get("ROOMMATE_RATES", ROOT / "bench/gpu/.bin/rates.txt"))
+    return given if given.exists() else None
 
 
 def load_program() -> str:
@@ -38,11 +63,11 @@ def load_program() -> str:
     raise SystemExit("no client: cargo build --release -p roommate-ingress --example load")
 
 
-def load(port: int, way: str, amount: float, seconds: float) -> dict[str, Any]:
-    words = [load_program(), f"http://127.0.0.1:{port}/predict", BODY, way, str(amount), str(seconds),
-             str(OBJECTIVE_MS)]
+def load(port: int, way: str, amount: float, seconds: float, objective_ms: float) -> Row:
+    words = [load_program(), f"http://127.0.0.1:{port}/predict", "{}", way, str(amount), str(seconds),
+             str(objective_ms)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: Row = json.loads(done.stdout)
     return found
 
 
@@ -52,100 +77,188 @@ def free_port() -> int:
         return port
 
 
-def submit(room: Room, name: str, **fields: Any) -> None:
-    file = room.folder / f"{name}.yaml"
-    file.write_text(json.dumps({"name": name, "workdir": str(room.folder), **fields}))
-    room.ok("submit", str(file))
-
-
-def speed(room: Room, began: float, ended: float) -> float:
-    """Steps of the training a second between two moments."""
-    ticks = [t for t in room.ticks("train") if began <= t.at <= ended]
-    return (len(ticks) - 1) / (ticks[-1].at - ticks[0].at) if len(ticks) > 2 else 0.0
-
-
 class Pair:
-    def __init__(self, args: argparse.Namespace, service: str, task: str, batch: int) -> None:
-        self.args, self.service, self.task, self.batch = args, service, task, batch
-        self.name = f"{service}:{task}@{batch}"
-        self.capacity = 0.0
-        self.alone_speed = 0.0
+    """A service and a training task."""
 
-    def row(self, **fields: Any) -> None:
-        row = {"pair": self.name, **fields}
-        print(json.dumps(row), flush=True)
-        if self.args.out:
-            with self.args.out.open("a") as out:
-                out.write(json.dumps(row) + "\n")
+    def __init__(self, bench: Bench, rows: list[Row], service: str, task: str) -> None:
+        self.bench, self.service, self.task = bench, service, task
+        self.objective = SERVICES[service]
+        self.rows = [r for r in rows if r["service"] == service]
+        self.ports: dict[float, int] = {}
+
+    def known(self, mode: str, at: float | str, task: str | None = None) -> Row | None:
+        task = self.task if task is None else task
+        same = (r for r in self.rows if (r["mode"], r["task"], r["load"]) == (mode, task, at))
+        return next(same, None)
+
+    def row(self, mode: str, at: float | str, found: Row, task: str | None = None) -> None:
+        row = {"service": self.service, "task": self.task if task is None else task, "mode": mode, "load": at,
+               "objective_ms": self.objective, **found}
+        self.rows.append(rounded(row))
+        self.bench.row(**row)
+
+    @property
+    def capacity(self) -> float:
+        row = self.known("alone", "capacity", "")
+        return float(row["requests_per_s"]) if row else 0.0
+
+    def lacks(self, mode: str) -> list[float | str]:
+        return [at for at in LOADS if self.known(mode, at) is None]
+
+    # ---- rooms ----
+
+    def serve(self, room: Room, name: str, objective: float, share: float = 1.0) -> int:
+        port = free_port()
+        opaque = self.service.startswith("http-")
+        script = "http_model.py" if opaque else "gpu_model.py"
+        command = [sys.executable, str(ROOT / "examples/serving" / script), "--model",
+                   self.service.removeprefix("http-")]
+        section: Row = {"slo": {"p99": f"{objective:g}ms"}, "port": port, "queue": 4096}
+        section |= {"server": "http"} if opaque else {"max_batch": 32}
+        if objective == NONE_MS and not opaque:
+            section["fill"] = "2ms"
+        job = {"name": name, "workdir": str(room.folder), "command": command, "class": "service",
+               "sdk": not opaque, "service": section}
+        if share < 1.0:
+            # As people do it: the variable of MPS, read when the process connects.
+            job["command"] = ["env", f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={100 * share:g}", *command]
+        file = room.folder / f"{name}.yaml"
+        file.write_text(json.dumps(job))
+        room.ok("submit", str(file))
+        return port
+
+    def until_ready(self, room: Room, *names: str) -> None:
+        ready = lambda: all((room.jobs()[name].get("service") or {}).get("ready") for name in names)
+        room.until(ready, 150)
+
+    def train(self, room: Room, name: str = "train", **fields: Any) -> None:
+        task, batch = TASKS[self.task]
+        room.submit(name, "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0,
+                    **{"class": "best-effort"}, **fields)
+        room.until(lambda: len(room.ticks(name)) >= 20, 150)
+
+    # ---- rows ----
+
+    def ask(self, port: int, at: float | str, seconds: float = SECONDS) -> Row:
+        if at == "trace":
+            given = rates()
+            if given is None:
+                return {}
+            found = load(port, f"rates:{given}", TRACE_LOAD * self.capacity, TRACE_S, self.objective)
+        elif at == "burst":
+            # 8 % of the capacity, then 80 %.
+            calm = threading.Thread(target=load, args=(port, "open", 0.08 * self.capacity, 4.0,
+                                                       self.objective))
+            calm.start()
+            time.sleep(1.0)
+            found = load(port, "open", 0.72 * self.capacity, 2.5, self.objective)
+            calm.join()
+        else:
+            found = load(port, "open", float(at) * self.capacity, seconds, self.objective)
+        kept = ("requests_per_s", "p50_ms", "p99_ms", "worst_ms", "over_share", "restored_s", "statuses")
+        return {k: found[k] for k in kept if found[k] is not None}
+
+    def beside(self, room: Room, port: int, at: float | str, settle: float = 1.0) -> Row:
+        """The service and training at the same time."""
+        if isinstance(at, float):
+            load(port, "open", at * self.capacity, settle, self.objective)
+        began = time.monotonic()
+        found = self.ask(port, at)
+        speed = room.rate("train", began, time.monotonic())
+        return {**found, "training": speed / self.alone_speed()}
+
+    def alone_speed(self) -> float:
+        row = self.known("alone", "training")
+        return float(row["steps_per_s"]) if row else 1.0
 
     def measure(self) -> None:
-        for mode, objective in (("mps", NONE_MS), ("roommate", OBJECTIVE_MS)):
-            with Room(f"serving-{self.service}-{mode}", self.args.journals, False) as room:
+        if self.lacks("mps") or self.lacks("split") or not self.capacity:
+            self.baselines()
+        if self.lacks("slices"):
+            with self.bench.room("slices") as room:
+                room.up("time-slicing")
+                port = self.serve(room, "service", NONE_MS)
+                self.train(room)
+                self.until_ready(room, "service")
+                for at in self.lacks("slices"):
+                    self.row("slices", at, self.beside(room, port, at))
+        if self.lacks("roommate"):
+            with self.bench.room(f"{self.service}-{self.task}") as room:
                 room.up("mps")
-                self.in_room(room, mode, objective)
+                port = self.serve(room, "service", self.objective)
+                self.train(room)
+                self.until_ready(room, "service")
+                for at in self.lacks("roommate"):
+                    # The margin of the gate is learned in the first seconds.
+                    self.row("roommate", at, self.beside(room, port, at, 3.0 if at == LOADS[0] else 1.5))
 
-    def in_room(self, room: Room, mode: str, objective: float) -> None:
-        port = free_port()
-        script = ROOT / "examples/serving/gpu_model.py"
-        submit(room, "service", command=[sys.executable, str(script), "--model", self.service],
-               **{"class": "service"}, sdk=True,
-               service={"slo": {"p99": f"{objective:g}ms"}, "port": port, "max_batch": 32,
-                        "fill": "4ms", "queue": 4096})
-        room.until(lambda: (room.jobs()["service"].get("service") or {}).get("ready"), 150)
-        if mode == "mps":
-            load(port, "closed", 64, 2)
-            self.capacity = load(port, "closed", 128, 4)["requests_per_s"]
-            self.row(mode="alone", capacity=round(self.capacity, 1))
-            for part in LOADS:
-                self.row(mode="alone", load=part,
-                         **brief(load(port, "open", part * self.capacity, self.args.seconds)))
-        room.submit("train", "train.py", "--task", self.task, "--batch", self.batch, "--steps", 100_000,
-                    "--save-s", 0, **{"class": "best-effort"})
-        room.until(lambda: len(room.ticks("train")) >= 30, 150)
-        if mode == "mps":
-            began = time.monotonic()
-            time.sleep(4)
-            self.alone_speed = speed(room, began, time.monotonic())
-        for part in LOADS:
-            load(port, "open", part * self.capacity, 1.5)
-            began = time.monotonic()
-            found = load(port, "open", part * self.capacity, self.args.seconds)
-            ended = time.monotonic()
-            share = speed(room, began, ended) / self.alone_speed if self.alone_speed else 0.0
-            self.row(mode=mode, load=part, training=round(share, 3), **brief(found))
-        # A burst: 8 % of the capacity, then 80 %.
-        background = threading.Thread(target=load, args=(port, "open", 0.08 * self.capacity, 5.0))
-        background.start()
-        time.sleep(2)
-        found = load(port, "open", 0.72 * self.capacity, 2.5)
-        background.join()
-        self.row(mode=mode, load="burst", **brief(found))
+    def baselines(self) -> None:
+        """Alone, plain MPS and fixed splits, all without priority and gate."""
+        with self.bench.room("mps") as room:
+            room.up("mps", "--without", "priority,gate", max_tasks=8)
+            # Services that nobody asks do not disturb; a GPU has four tenants at most.
+            shares = [1.0, *(share for share, _ in SPLITS)]
+            ports = {share: self.serve(room, f"s{100 * share:.0f}", NONE_MS, share)
+                     for share in shares[:3]}
+            self.until_ready(room, *(f"s{100 * share:.0f}" for share in shares[:3]))
+            whole = ports[1.0]
+            if not self.capacity:
+                load(whole, "closed", 64, 1.5, self.objective)
+                self.row("alone", "capacity", load(whole, "closed", 128, 3, self.objective), "")
+            for at in LOADS:
+                if self.known("alone", at, "") is None:
+                    self.row("alone", at, self.ask(whole, at), "")
+            self.train(room)
+            if self.known("alone", "training") is None:
+                [speed] = room.watch(3.0, "train")
+                self.row("alone", "training", {"steps_per_s": speed})
+            for at in self.lacks("mps"):
+                self.row("mps", at, self.beside(room, whole, at))
+            wanted = self.lacks("split")
+            best: dict[float | str, Row] = {}
+            room.ok("cancel", "s100")
+            room.until(lambda: room.jobs()["s100"]["ended"])
+            last = shares[3]
+            ports[last] = self.serve(room, f"s{100 * last:.0f}", NONE_MS, last)
+            self.until_ready(room, f"s{100 * last:.0f}")
+            for share, rest in SPLITS:
+                room.ok("resize", "train", "--share", f"{rest:g}")
+                room.watch(1.0)
+                for at in wanted:
+                    if keeps(best.get(at)):
+                        continue
+                    found = self.beside(room, ports[share], at) | {"service_share": share}
+                    if at not in best or keeps(found) or found["over_share"] < best[at]["over_share"]:
+                        best[at] = found
+            for at, found in best.items():
+                self.row("split", at, found)
 
 
-def brief(found: dict[str, Any]) -> dict[str, Any]:
-    kept = ("requests_per_s", "p50_ms", "p90_ms", "p99_ms", "worst_ms", "statuses")
-    row = {k: round(found[k], 2) if isinstance(found[k], float) else found[k] for k in kept}
-    return row | {"over_share": round(found["over_share"], 5)}
+def keeps(row: Row | None) -> bool:
+    return row is not None and float(row.get("over_share", 1.0)) <= MAY_BE_LATE
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--pairs", default="bert:gpt2-lm@16,resnet50:vit-b16-imagenet@64")
-    args = parser.parse_args()
-    args.journals = args.out.parent if args.out else Path("/tmp")
-    done = args.out.read_text() if args.out and args.out.exists() else ""
-    for text in args.pairs.split(","):
-        service, _, rest = text.partition(":")
-        task, _, batch = rest.partition("@")
-        if f'"pair": "{text}", "mode": "roommate", "load": "burst"' in done:
+def serving(bench: Bench) -> None:
+    """Services beside training: requests over the objective and speed of training, in five modes."""
+    kept = bench.out / "serving.rows.jsonl"
+    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    for row in rows:
+        bench.row(**row)
+    wanted = os.environ.get("ROOMMATE_PAIRS", "")
+    pairs = [(s, t) for s in SERVICES for t in TASKS if not wanted or f"{s}:{t}" in wanted.split(",")]
+    began, modes = time.monotonic(), ("mps", "split", "slices", "roommate")
+    left = 0
+    for service, task in pairs:
+        pair = Pair(bench, bench.rows, service, task)
+        if not any(pair.lacks(mode) for mode in modes):
+            continue
+        if time.monotonic() - began > STOP_AFTER_S:
+            left += 1
             continue
         try:
-            Pair(args, service, task, int(batch)).measure()
-        except Exception as failed:  # the next pair is worth its time
-            print(json.dumps({"pair": text, "error": repr(failed)}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            pair.measure()
+        finally:
+            kept.write_text("".join(json.dumps(row) + "\n" for row in bench.rows))
+    if left:
+        raise TimeoutError(f"{left} pairs are left; run this part again to go on")
+    kept.unlink(missing_ok=True)

@@ -51,8 +51,9 @@ class Device:
         self._torch: Any = None
         self._seat: gpu.Seat | None = None
         self._wish: SeatRange | None = None
-        # The last requested partition that was tried; the move may have failed.
-        self._asked: SeatRange | None = None
+        self._priority = False
+        # The last requested partition and priority that were tried; the move may have failed.
+        self._asked: tuple[SeatRange | None, bool] = (None, False)
         self._plan_sms: int | None = None
         self._plans: dict[int, int] = {}
         self._proved: set[tuple[SeatRange, int]] = set()
@@ -69,10 +70,12 @@ class Device:
         self._unseen = 0
         self._marks = 0
 
-    def wants(self, seat: SeatRange | None, limit_mib: int | None) -> None:
-        """Sets the partition and the memory limit (MiB) that the daemon requests."""
-        self._wish = seat
-        if seat is not None:
+    def wants(
+        self, seat: SeatRange | None, limit_mib: int | None, priority: bool = False
+    ) -> None:
+        """Sets the partition, the memory limit (MiB) and the priority that the daemon requests."""
+        self._wish, self._priority = seat, priority
+        if seat is not None or priority:
             self._confined = True
         if limit_mib != self._limit:
             self._limit, self.memory_due = limit_mib, True
@@ -163,7 +166,7 @@ class Device:
         if left > 0 and self._plan_sms is not None:
             self._plans[size] = left - 1
             wanted = SeatRange(0, min(self._plan_sms, wanted.sms) if wanted else self._plan_sms)
-        if wanted != self._asked:
+        if (wanted, self._priority) != self._asked:
             self._go(wanted, None if left > 0 else self.probe)
         return left == 0
 
@@ -180,7 +183,7 @@ class Device:
         self._size = size
         if self._plans_left(size) > 0 and not still:
             return False
-        if self._wish != self._asked:
+        if (self._wish, self._priority) != self._asked:
             self._go(self._wish, None if still else self.probe)
         return True
 
@@ -188,8 +191,8 @@ class Device:
         return 0 if self._plan_sms is None else self._plans.get(size, PLAN_STEPS)
 
     def _go(self, wanted: SeatRange | None, probe: Callable[[], object] | None) -> None:
-        self._asked = wanted
-        if wanted is None and self._seat is None:
+        self._asked = wanted, self._priority
+        if wanted is None and not self._priority and self._seat is None:
             return
         self.drain()
         for owner in self.owners:
@@ -201,11 +204,12 @@ class Device:
             if wanted is None or (wanted, self._size) in self._proved:
                 probe = None
             part = wanted or SeatRange(0, self._seat.all_sms)
-            moved = self._seat.move(part.sms, part.first, probe)
+            moved = self._seat.move(part.sms, part.first, probe, self._priority)
         except gpu.Unavailable as error:
             self._tell(f"the GPU cannot be divided: {error}; the job stays where it is")
             if self._seat is None:
-                self._confined, self._wish, self._asked, self._plan_sms = False, None, None, None
+                self._confined, self._wish, self._plan_sms = False, None, None
+                self._asked = None, False
             return
         if not moved:
             where = f"{part.sms} SMs from {part.first} on"

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from .graphs import Graphs, graphs
+from .graphs import Graphs, first_of_all, graphs
 from .host import Swapped, last_swap, swap
 from .pool import Pool
 
@@ -63,7 +63,7 @@ class _Driver:
         end = self.groups * _RESOURCE_BYTES
         ctypes.memmove(ctypes.byref(self._groups, end), rest, _RESOURCE_BYTES)
 
-    def stream(self, first: int, groups: int, rest: bool) -> int:
+    def stream(self, first: int, groups: int, rest: bool, priority: int) -> int:
         """A stream on ``groups`` groups of SMs from group ``first`` on, and with ``rest`` on the
         SMs that are in no group.
         """
@@ -74,7 +74,8 @@ class _Driver:
         self._call("cuDevResourceGenerateDesc", ctypes.byref(description), part, parts)
         created = ctypes.byref(context)
         self._call("cuGreenCtxCreate", created, description, self._device, _DEFAULT_STREAM)
-        self._call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, _NON_BLOCKING, 0)
+        created = ctypes.byref(stream)
+        self._call("cuGreenCtxStreamCreate", created, context, _NON_BLOCKING, priority)
         assert stream.value is not None
         return stream.value
 
@@ -102,11 +103,12 @@ class Seat:
         self._torch = torch
         torch.cuda.init()
         torch.zeros(1, device=f"cuda:{device}")
+        self._device = device
         self._driver = _Driver(device)
         self._whole = torch.cuda.default_stream(device)
         # One stream per partition, reused: the allocator keeps a cache for every stream it has
         # seen.
-        self._streams: dict[tuple[int, int, bool], Any] = {}
+        self._streams: dict[tuple[int, int, bool, bool], Any] = {}
         self._stream: Any = self._whole
         self._pool = Pool(torch)
         self._inside: list[Any] = []
@@ -124,16 +126,23 @@ class Seat:
         """The stream that runs in the present partition."""
         return self._stream
 
-    def move(self, sms: int, first: int = 0, probe: Callable[[], object] | None = None) -> bool:
+    def move(
+        self,
+        sms: int,
+        first: int = 0,
+        probe: Callable[[], object] | None = None,
+        priority: bool = False,
+    ) -> bool:
         """Moves to ``sms`` SMs (rounded down to whole groups), starting with number ``first``; to
         the whole GPU if it has no more. A partition that reaches the end also has the SMs that are
-        in no group. Call it between two steps.
+        in no group. With ``priority`` its kernels go before those of other processes. Call it
+        between two steps.
 
         ``probe`` runs a test step in the new partition: if it fails, the process returns to the
         previous partition, and the result is ``False``.
         """
         before = self._stream, self.sms, self.first
-        self._go(*self._part(sms, first))
+        self._go(*self._part(sms, first), priority)
         if probe is None:
             return True
         try:
@@ -155,15 +164,11 @@ class Seat:
             return at, all_groups - at, self._driver.rest > 0
         return min(at, all_groups - groups), groups, False
 
-    def _go(self, first: int, groups: int, rest: bool) -> None:
+    def _go(self, first: int, groups: int, rest: bool, priority: bool) -> None:
+        sms = groups * GRAIN + (self._driver.rest if rest else 0)
         if groups == 0:
-            stream, sms = self._whole, self._driver.sms
-        else:
-            if (first, groups, rest) not in self._streams:
-                handle = self._driver.stream(first, groups, rest)
-                self._streams[first, groups, rest] = self._torch.cuda.ExternalStream(handle)
-            stream = self._streams[first, groups, rest]
-            sms = groups * GRAIN + (self._driver.rest if rest else 0)
+            sms = self._driver.sms
+        stream = self._stream_of(first, groups, rest, priority)
         if stream is not self._stream:
             # The work of the old stream must be finished before the new one reads its results; then
             # its cached memory is freed, or each partition would keep its own pool.
@@ -172,6 +177,20 @@ class Seat:
             with self._torch.cuda.stream(stream):
                 self._pool.arrive()
         self._stream, self.sms, self.first = stream, sms, first * GRAIN
+
+    def _stream_of(self, first: int, groups: int, rest: bool, priority: bool) -> Any:
+        if groups == 0 and not priority:
+            return self._whole
+        level = first_of_all(self._torch) if priority else 0
+        key = first, groups, rest, priority
+        if key not in self._streams:
+            if groups == 0:
+                made = self._torch.cuda.Stream(self._device, priority=level)
+            else:
+                handle = self._driver.stream(first, groups, rest, level)
+                made = self._torch.cuda.ExternalStream(handle)
+            self._streams[key] = made
+        return self._streams[key]
 
     def resized(self) -> None:
         """Prepares for another batch size, at which a step needs other memory."""

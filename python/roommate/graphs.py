@@ -7,6 +7,7 @@ of training jobs on the same GPU that are still waiting.
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -60,7 +61,7 @@ class Graphs:
         self.captured = self._device is not None
         """Whether there are graphs; otherwise the model is called."""
         if self.captured:
-            self._stream = torch.cuda.Stream(device=self._device, priority=_first_of_all(torch))
+            self._stream = torch.cuda.Stream(device=self._device, priority=first_of_all(torch))
             self._capture(by_size)
 
     def _capture(self, by_size: dict[int, tuple[int, ...]]) -> None:
@@ -127,10 +128,12 @@ def _device(torch: Any, model: Any) -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _first_of_all(torch: Any) -> int:
+def first_of_all(torch: Any) -> int:
     """The highest priority of a stream, which is the lowest number. Old versions of PyTorch have
-    only -1 and do not tell.
+    only -1 and do not tell. Normal where the daemon does not want any priority.
     """
+    if os.environ.get("ROOMMATE_PRIORITY") == "0":
+        return 0
     known = getattr(torch.cuda.Stream, "priority_range", None)
     return -1 if known is None else min(known())
 

@@ -168,6 +168,8 @@ class Served(Message):
     """Mean number of requests in a batch."""
     busy_permille: int
     """Part of the window in which the worker was busy."""
+    held_permille: int
+    """Part of the window in which it held back its roommates' kernel launches."""
     ready: bool
     """Whether the worker answers."""
 
@@ -192,6 +194,8 @@ class Welcome(Message):
     """The partition to run in; None = the whole GPU."""
     gpu_mib: int | None = None
     """Limit of GPU memory in MiB; None = no limit."""
+    priority: bool = False
+    """Whether kernels of the job go before those of roommates."""
     suspended: bool = False
     """Whether to wait before the first step."""
     plan_sms: int | None = None
@@ -210,6 +214,8 @@ class Tune(Message):
     """The partition to run in; None = the whole GPU."""
     gpu_mib: int | None = None
     """Limit of GPU memory in MiB; None = no limit."""
+    priority: bool = False
+    """Whether kernels of the job go before those of roommates."""
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,19 @@
 The front owns the port, the queue and the clock; the worker connects once to the Unix socket that
 ``$ROOMMATE_SERVE`` names and answers one batch after the other. A frame is ``u32 json length | u32
 binary length | json | binary``, little endian; the binary part holds tensors one after another, in
-C order.
+C order. Large tensors are in files in shared memory instead, in the folder that
+``$ROOMMATE_SERVE_SHARED`` names, at multiples of 64 bytes: ``inputs`` of a batch and ``outputs`` of
+its answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
 import json
+import mmap
 import os
 import socket
 import struct
@@ -22,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from .graphs import first_of_all
 from .protocol import ProtocolError
 
 MOST_JSON = 1 << 20
@@ -50,6 +55,12 @@ _CODES = {
 
 _NAMES = {datatype: datatype.lower().replace("fp", "float") for datatype in _CODES}
 """What NumPy and PyTorch call a datatype."""
+
+_LARGE = 256 << 10
+"""Bytes of outputs from which on shared memory is used."""
+
+_SHARED_ALIGN = 64
+"""Tensors in shared memory start at multiples of this."""
 
 _ALIGN = 16
 """Every tensor starts at a multiple of this, though in a frame they follow each other without gaps:
@@ -107,6 +118,9 @@ def serve(
         "outputs": [_Spec.read(o, lowest=-1).fields() for o in outputs],
         "platform": "python",
     }
+    shared = _Shared.given()
+    if shared is not None:
+        ready["shared"] = True
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         try:
             peer.connect(path)
@@ -117,7 +131,7 @@ def serve(
             _numpy()
         if warm is not None:
             warm()
-        worker = _Worker(_Wire(peer), predict)
+        worker = _Worker(_Wire(peer), predict, shared)
         try:
             worker.wire.send(_frame({"ready": ready}))
             worker.run()
@@ -194,10 +208,8 @@ class _Wire:
 
     def take(self, sizes: list[int]) -> list[memoryview]:
         """The next bytes, in pieces of these sizes. The next call overwrites them."""
-        ends, end = [], 0
-        for size in sizes:
-            end = -(-end // _ALIGN) * _ALIGN + size
-            ends.append(end)
+        ends = _ends(sizes, _ALIGN)
+        end = ends[-1] if ends else 0
         if end > len(self._room):
             # A new buffer: arrays may still refer to the old one, which then cannot grow.
             self._room = memoryview(bytearray(1 << (end - 1).bit_length()))
@@ -220,6 +232,54 @@ class _Wire:
                 sent -= len(parts.pop(0))
             if sent > 0:
                 parts[0] = parts[0][sent:]
+
+
+class _Shared:
+    """Files in shared memory for large tensors. The inputs are mapped, so nothing is copied."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self._inputs, self._outputs = inputs, outputs
+        self._room = memoryview(b"")
+
+    @classmethod
+    def given(cls) -> _Shared | None:
+        folder = os.environ.get("ROOMMATE_SERVE_SHARED")
+        if not folder:
+            return None
+        try:
+            files = [os.open(os.path.join(folder, name), os.O_RDWR) for name in ("inputs", "outputs")]
+        except OSError:
+            return None  # the front sees that it is not used
+        return cls(*files)
+
+    def take(self, sizes: list[int]) -> list[memoryview]:
+        """The tensors of the batch. The next batch overwrites them."""
+        ends = _ends(sizes, _SHARED_ALIGN)
+        end = ends[-1] if ends else 0
+        if end > len(self._room):
+            size = os.fstat(self._inputs).st_size
+            if end > size:
+                raise ValueError(f"a batch of {end} bytes in shared memory that has {size}")
+            # A new mapping: arrays may still refer to the old one.
+            self._room = memoryview(mmap.mmap(self._inputs, size))
+        return [self._room[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+    def put(self, tensors: Sequence[memoryview]) -> None:
+        sizes = [len(t) for t in tensors]
+        for tensor, end in zip(tensors, _ends(sizes, _SHARED_ALIGN), strict=True):
+            at, left = end - len(tensor), tensor
+            while len(left) > 0:
+                done = os.pwrite(self._outputs, left, at)
+                at, left = at + done, left[done:]
+
+
+def _ends(sizes: list[int], align: int) -> list[int]:
+    """Where pieces of these sizes end that start at multiples of ``align``."""
+    ends, end = [], 0
+    for size in sizes:
+        end = -(-end // align) * align + size
+        ends.append(end)
+    return ends
 
 
 def _frame(message: dict[str, Any], tensors: Sequence[memoryview] = ()) -> list[memoryview]:
@@ -247,9 +307,12 @@ def _plain(value: Any) -> Any:
 class _Worker:
     """The loop over batches."""
 
-    def __init__(self, wire: _Wire, predict: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, wire: _Wire, predict: Callable[[Any], Any], shared: _Shared | None = None
+    ) -> None:
         self.wire = wire
         self._predict = predict
+        self._shared = shared
         self._last_what = ""
         self._unknown: set[str] = set()
 
@@ -281,15 +344,20 @@ class _Worker:
         try:
             specs = [_Spec.read(i) for i in fields.get("inputs", [])]
             sizes = [s.size for s in specs]
-            if sum(sizes) != size:
+            elsewhere = self._shared if fields.get("shared") else None
+            if elsewhere is None and sum(sizes) != size:
                 raise ValueError(f"a batch has {size} bytes of tensors, and describes {sum(sizes)}")
         except (TypeError, ValueError) as error:
             self.wire.take([size])
             self._failed(number, error)
             return
-        pieces = self.wire.take(sizes)
+        if elsewhere is None:
+            pieces = self.wire.take(sizes)
         try:
-            parts, kept = self._done(fields, specs, pieces)
+            if elsewhere is not None:
+                pieces = elsewhere.take(sizes)
+            with _first():
+                parts, kept = self._done(fields, specs, pieces)
         except Exception as error:
             self._failed(number, error)
             return
@@ -311,7 +379,11 @@ class _Worker:
         else:
             raise ValueError("a batch has neither inputs nor json")
         answer["seconds"] = round(time.perf_counter() - began, 6)
-        return _frame({"done": answer}, [t.data for t in tensors]), tensors
+        data = [t.data for t in tensors]
+        if self._shared is not None and _LARGE <= sum(len(d) for d in data) <= MOST_BINARY:
+            self._shared.put(data)
+            answer["shared"], data = True, []
+        return _frame({"done": answer}, data), tensors
 
     def _answers(self, requests: list[Any]) -> list[Any]:
         answers = self._predict(requests)
@@ -350,6 +422,26 @@ class _Worker:
             sys.stderr.flush()
         what = what.encode(errors="replace").decode()
         self.wire.send(_frame({"failed": {"id": number, "what": what}}))
+
+
+def _first() -> contextlib.AbstractContextManager[Any]:
+    """Runs what it encloses on a stream of the highest priority, if the process uses CUDA: what
+    comes before and after a graph should not wait for the kernels of training jobs either.
+    """
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = cuda.stream(_first_stream())
+    return context
+
+
+@functools.cache
+def _first_stream() -> Any:
+    torch: Any = sys.modules["torch"]
+    # Work that was queued before, such as the copy of a model, must be over.
+    torch.cuda.synchronize()
+    return torch.cuda.Stream(priority=first_of_all(torch))
 
 
 @functools.cache

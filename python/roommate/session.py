@@ -318,7 +318,7 @@ class Session:
         self.batch = self._within(how.batch, self._batches) if self._batches else 0
         self.pace_permille = min(max(how.pace_permille, 0), 1000)
         self.interleaved = how.interleaved
-        self.device.wants(how.seat, how.gpu_mib or None)
+        self.device.wants(how.seat, how.gpu_mib or None, how.priority)
 
     @staticmethod
     def _within(batch: int, batches: BatchRange) -> int:

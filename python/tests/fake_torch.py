@@ -211,7 +211,7 @@ class FakeTorch(types.ModuleType):
             stream=self._stream,
             synchronize=self._synchronize,
             Event=lambda blocking=False, enable_timing=False: Event(self),
-            Stream=lambda: Stream("another"),
+            Stream=lambda device=0, priority=0: Stream("first" if priority < 0 else "another"),
             ExternalStream=lambda handle: Stream(f"part-{handle}"),
             empty_cache=self._empty_cache,
             memory_reserved=lambda: self.reserved,

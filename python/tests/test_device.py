@@ -67,6 +67,24 @@ def test_a_loop_moves_to_the_requested_partition_and_reports_it(
     assert [m.seat for m in machine.wait_for(Tuned, 3)] == [LEFT, RIGHT, WHOLE]
 
 
+def test_a_loop_gets_priority_and_loses_it(
+    torch: FakeTorch, machine: Machine, library: Library
+) -> None:
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000)
+    seen = places(
+        torch,
+        machine,
+        7,
+        {
+            1: lambda: machine.say(Tune(0, 1000, priority=True)),
+            3: lambda: machine.say(Tune(0, 1000, seat=LEFT, priority=True)),
+            5: lambda: machine.say(Tune(0, 1000)),
+        },
+    )
+    assert seen == ["whole"] * 2 + ["first"] * 2 + ["part-4711"] * 2 + ["whole"]
+    assert [m.seat for m in machine.wait_for(Tuned, 3)] == [WHOLE, LEFT, WHOLE]
+
+
 def test_pending_work_is_finished_before_the_loop_moves(
     torch: FakeTorch, machine: Machine, library: Library
 ) -> None:

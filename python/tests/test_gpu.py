@@ -20,8 +20,8 @@ def test_a_partition_has_the_requested_groups(monkeypatch: pytest.MonkeyPatch) -
     library = Library()
     found = driver(monkeypatch, library)
     assert (found.sms, found.groups, found.rest) == (132, 15, 12)
-    assert found.stream(2, 3, False) == 4711
-    assert found.stream(13, 2, True) == 4712
+    assert found.stream(2, 3, False, 0) == 4711
+    assert found.stream(13, 2, True, -3) == 4712
     # SMs that are in no group belong to the last partition.
     assert library.described == [[2, 3, 4], [13, 14, 15]]
 

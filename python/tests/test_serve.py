@@ -451,6 +451,36 @@ def test_large_tensors_come_and_go_whole_and_without_copies(front: Front) -> Non
     drained(front, running)
 
 
+def test_large_tensors_come_and_go_in_shared_memory(
+    front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, outputs = tmp_path / "inputs", tmp_path / "outputs"
+    inputs.write_bytes(b"")
+    outputs.write_bytes(b"")
+    monkeypatch.setenv("ROOMMATE_SERVE_SHARED", str(tmp_path))
+    running = Running(lambda batch: {"y": batch["b"], "x": batch["a"]})
+    ready, _ = front.hear()
+    assert ready["ready"]["shared"] is True
+    specs = [spec("a", "UINT8", 1, 3), spec("b", "UINT8", 1, MIB)]
+    for turn in (1, 2):
+        # The second batch finds the file as the first one left it, and a larger one grows it.
+        block = bytes([turn]) * MIB
+        inputs.write_bytes(b"abc".ljust(64, b"-") + block)
+        answer, binary = front.ask(
+            {"id": turn, "requests": 1, "inputs": specs, "shared": True}, b""
+        )
+        assert binary == b"" and answer["done"]["shared"] is True
+        assert [o["name"] for o in answer["done"]["outputs"]] == ["y", "x"]
+        assert outputs.read_bytes() == block + b"abc"
+    # Small answers come in the frame; a batch that the file does not have fails alone.
+    answer, binary = front.ask({"id": 3, "requests": 1, "inputs": specs[:1]}, b"xyz")
+    assert "failed" in answer
+    wrong = [spec("a", "UINT8", 1, 9 * MIB)]
+    answer, _ = front.ask({"id": 4, "requests": 1, "inputs": wrong, "shared": True}, b"")
+    assert "shared memory" in answer["failed"]["what"]
+    drained(front, running)
+
+
 def test_a_batch_that_is_kept_does_not_stop_a_larger_one(front: Front) -> None:
     kept: list[Any] = []
 

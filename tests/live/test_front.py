@@ -197,6 +197,11 @@ def test_the_client_of_triton_works_as_it_is(begin: Callable[..., Service]) -> N
         answers = [client.async_infer("s", [given], outputs=wanted) for _ in range(8)]
         for answer in answers:
             assert answer.get_result().as_numpy("sum").tolist() == [[3.0], [12.0]]
+    # A large input reaches the worker through shared memory.
+    large = np.ones((8, 20_000), dtype=np.float32)
+    given = triton.InferInput("x", large.shape, "FP32")
+    given.set_data_from_numpy(large)
+    assert client.infer("s", [given]).as_numpy("sum").tolist() == [[20_000.0]] * 8
     with pytest.raises(InferenceServerException, match="no output"):
         client.infer("s", [given], outputs=[triton.InferRequestedOutput("other")])
     client.close()

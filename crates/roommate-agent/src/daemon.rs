@@ -44,7 +44,7 @@ use crate::daemon::lock::Lock;
 use crate::daemon::quotas::Quotas;
 use crate::daemon::retention::{Keeping, Remains};
 use crate::daemon::store::{JobRow, Kept, Store};
-use crate::device::Kind;
+use crate::device::{Kind, Mechanism};
 use crate::machine::{Heard, Input, Machine, Order, Program, Report, Start};
 use crate::os::Os;
 use crate::paths::{self, Paths};
@@ -87,6 +87,8 @@ pub struct Config {
     pub may_use_cgroups: bool,
     /// Whether no other daemon may use the same cores; for GPUs that is always so.
     pub claim: bool,
+    /// Mechanisms that are not to be used.
+    pub without: Vec<Mechanism>,
     /// Costs of restarts, resumes and so on that the policy reckons with.
     pub costs: Costs,
     /// Earlier measurements that a new state begins with: profiles and pairs that the policy knows.

@@ -36,6 +36,7 @@ use roommate_core::cluster::Cluster;
 use roommate_core::idx::GpuIdx;
 use roommate_core::knobs::Knobs;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -49,6 +50,15 @@ pub enum Kind {
     Cpu,
     /// NVIDIA GPUs.
     Cuda,
+}
+
+/// A mechanism that can be left out, to compare or where it makes trouble.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mechanism {
+    /// Services and jobs with priority go before others.
+    Priority,
+    /// Services hold back the kernel launches of others.
+    Gate,
 }
 
 /// How shares are enforced.
@@ -101,11 +111,14 @@ pub(crate) struct Allowed {
     pub(crate) promised: bool,
     /// Upper limit of its own speed.
     pub(crate) pace_permille: u16,
+    /// Whether it goes before tenants without priority.
+    pub(crate) priority: bool,
 }
 
 impl Allowed {
     /// For a tenant that is leaving: no limits, so that it can save and exit quickly.
-    pub(crate) const ALL: Self = Self { share: 1.0, promised: true, pace_permille: 1000 };
+    pub(crate) const ALL: Self =
+        Self { share: 1.0, promised: true, pace_permille: 1000, priority: false };
 
     /// What these knobs allow a tenant; `most` is its user's limit (0 = none).
     pub(crate) fn new(knobs: Knobs, most: f64) -> Self {
@@ -114,6 +127,7 @@ impl Allowed {
             share: if most > 0.0 { reach.min(most) } else { reach },
             promised: knobs.sm_permille > 0,
             pace_permille: knobs.pace_permille,
+            priority: knobs.priority,
         }
     }
 
@@ -125,8 +139,8 @@ impl Allowed {
 /// Whether a process can use the MPS daemon of its GPU, where there is one. A daemon serves one
 /// GPU, so that faults stay there; a process on several GPUs, one that is kept apart and one in
 /// time slices run without MPS. So does one beside processes of another user: [`Device::admit`].
-pub(crate) fn is_mps_client(gpus: &[GpuIdx], apart: bool, turns: bool) -> bool {
-    gpus.len() == 1 && !apart && !turns
+pub(crate) fn is_mps_client(gpus: &[GpuIdx], without: bool) -> bool {
+    gpus.len() == 1 && !without
 }
 
 /// A GPU as shown to people; utilisations are 0 to 1, over the last second.
@@ -177,6 +191,9 @@ pub(crate) struct Notice {
 pub(crate) const MPS_PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 pub(crate) const NO_MPS: &str = nvidia::NOWHERE;
 
+/// The variable that leads a gated process to the leases of services.
+pub(crate) const GATE_FILE: &str = nvidia::gates::FILE_VARIABLE;
+
 /// The hardware assigns SMs in groups of this many.
 pub(crate) const GRAIN: u16 = roommate_cuda::GRAIN as u16;
 
@@ -198,14 +215,14 @@ pub(crate) struct Start<'a> {
     pub(crate) owner_uid: u32,
     pub(crate) gpus: &'a [GpuIdx],
     pub(crate) allowed: Allowed,
-    /// Whether it and its roommates are time-sliced by the driver.
-    pub(crate) turns: bool,
+    /// Whether it is to run without MPS: isolated from others, or in the driver's time slices.
+    pub(crate) without_mps: bool,
     /// Requested GPU memory; 0 = not declared.
     pub(crate) mem_mib: u32,
     /// Whether it is known to use the SDK, which then keeps to its share.
     pub(crate) has_sdk: bool,
-    /// Whether it has to be isolated from other tenants.
-    pub(crate) apart: bool,
+    /// Whether it is a service, which may hold back other tenants.
+    pub(crate) serves: bool,
 }
 
 /// The devices of this machine.
@@ -232,6 +249,14 @@ pub(crate) struct Probe<'a> {
     pub(crate) public: Option<&'a Path>,
     /// This program, for tests that need a child process.
     pub(crate) program: &'a Path,
+    /// Mechanisms that are not to be used.
+    pub(crate) without: &'a [Mechanism],
+}
+
+impl Probe<'_> {
+    fn may_use(&self, mechanism: Mechanism) -> bool {
+        !self.without.contains(&mechanism)
+    }
 }
 
 impl Device {
@@ -239,7 +264,8 @@ impl Device {
     pub(crate) fn probe(p: &Probe<'_>) -> Result<Self, String> {
         Ok(match p.kind {
             Kind::Cpu => {
-                let device = CpuDevice::probe(p.devices, p.groups);
+                let mut device = CpuDevice::probe(p.devices, p.groups);
+                device.has_priority = p.may_use(Mechanism::Priority);
                 Self::Cpu(device.claim(p.claim)?)
             }
             Kind::Cuda => Self::Cuda(CudaDevice::probe(p)?),
@@ -293,11 +319,16 @@ impl Device {
         }
     }
 
-    /// A process that was started by an earlier daemon.
-    pub(crate) fn adopt(&self, start: &Start<'_>, now: Instant) {
+    /// A process that was started by an earlier daemon, with these variables.
+    pub(crate) fn adopt(&self, start: &Start<'_>, env: &BTreeMap<String, String>, now: Instant) {
         if let Self::Cuda(d) = self {
-            d.adopt(start, now);
+            d.adopt(start, env, now);
         }
+    }
+
+    /// Whether services can hold back the kernel launches of the processes that are started.
+    pub(crate) fn gates_launches(&self) -> bool {
+        matches!(self, Self::Cuda(d) if d.gates_launches())
     }
 
     /// Whether the process of a job that was admitted or adopted uses MPS.
@@ -434,8 +465,8 @@ mod tests {
     #[test]
     fn only_processes_on_one_gpu_use_mps() {
         let [a, b] = [0, 1].map(GpuIdx);
-        assert!(is_mps_client(&[a], false, false));
-        assert!(!is_mps_client(&[a, b], false, false), "its share has to be kept by its pace");
-        assert!(!is_mps_client(&[a], true, false) && !is_mps_client(&[a], false, true));
+        assert!(is_mps_client(&[a], false));
+        assert!(!is_mps_client(&[a, b], false), "its share has to be kept by its pace");
+        assert!(!is_mps_client(&[a], true));
     }
 }

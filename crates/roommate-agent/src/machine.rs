@@ -39,7 +39,7 @@ mod tuning;
 pub(crate) use ends::classify;
 
 use crate::AgentError;
-use crate::device::{Device, GpuView, Kind, Probe, SelfTest};
+use crate::device::{Device, GpuView, Kind, Mechanism, Probe, SelfTest};
 use crate::machine::connection::Peer;
 use crate::machine::crash_attribution::CrashAttribution;
 use crate::machine::process_control::ProcessControl;
@@ -86,6 +86,8 @@ pub struct Setup {
     pub log_limit: (u64, usize),
     /// Who may connect to the socket for tenants.
     pub(crate) tenants: paths::Access,
+    /// Mechanisms that are not to be used.
+    pub without: Vec<Mechanism>,
 }
 
 impl Setup {
@@ -100,6 +102,7 @@ impl Setup {
             claim: false,
             log_limit: (rotated_file::USUAL_BYTES, rotated_file::USUAL_PARTS),
             tenants: paths::Access::Owner,
+            without: Vec::new(),
         }
     }
 
@@ -318,6 +321,7 @@ impl Machine {
             folder: &folder,
             public: public.as_deref(),
             program: &setup.program,
+            without: &setup.without,
         };
         let device = Device::probe(&probe).map_err(|what| {
             AgentError::refused(what, "without --device cuda the devices are CPU cores")

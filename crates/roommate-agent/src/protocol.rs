@@ -215,6 +215,9 @@ pub struct Served {
     pub batch: f64,
     /// Part of the window in which the worker was busy.
     pub busy_permille: u16,
+    /// Part of the window in which it held back its roommates' kernel launches.
+    #[serde(default)]
+    pub held_permille: u16,
     /// Whether the worker answers.
     pub ready: bool,
 }
@@ -232,7 +235,9 @@ impl Served {
         };
         let by_requests = |a: f64, b: f64| mean(a, self.requests, b, later.requests);
         let latency = |a: u32, b: u32| by_requests(a.into(), b.into()).round() as u32;
-        let (busy, busy_later) = (self.busy_permille.into(), later.busy_permille.into());
+        let by_time = |a: u16, b: u16| {
+            mean(a.into(), self.window_us, b.into(), later.window_us).round() as u16
+        };
         Self {
             window_us,
             requests,
@@ -245,7 +250,8 @@ impl Served {
             pressure_permille: self.pressure_permille.max(later.pressure_permille),
             queued: later.queued,
             batch: by_requests(self.batch, later.batch),
-            busy_permille: mean(busy, self.window_us, busy_later, later.window_us).round() as u16,
+            busy_permille: by_time(self.busy_permille, later.busy_permille),
+            held_permille: by_time(self.held_permille, later.held_permille),
             ready: later.ready,
         }
     }
@@ -258,7 +264,7 @@ impl Served {
         if self.late > self.requests {
             return Err("more late requests than requests".into());
         }
-        if self.busy_permille > 1000 {
+        if self.busy_permille.max(self.held_permille) > 1000 {
             return Err("busy for more than the window".into());
         }
         Ok(())
@@ -305,6 +311,15 @@ pub struct Tune {
     /// Most GPU memory to hold; 0 = no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpu_mib: u32,
+    /// Whether its kernels go before those of roommates.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub priority: bool,
+    /// For a service: how long to fill a batch at most; 0 = its own choice.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub fill_us: u32,
+    /// For a service: whether roommates use what it leaves of the GPU.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub shared: bool,
 }
 
 impl Tune {
@@ -316,6 +331,9 @@ impl Tune {
             interleaved: false,
             seat: None,
             gpu_mib: 0,
+            priority: knobs.priority,
+            fill_us: knobs.fill_us,
+            shared: false,
         }
     }
 }
@@ -432,7 +450,7 @@ mod tests {
     /// The same file that the SDK's tests read.
     const GOLDEN: &str = include_str!("../../../python/tests/protocol.jsonl");
 
-    const SERVED: &str = r#"{"served":{"window_us":100000,"requests":120,"late":1,"refused":0,"failed":0,"p50_us":4100,"p99_us":11800,"worst_us":14100,"pressure_permille":430,"queued":3,"batch":7.5,"busy_permille":610,"ready":true}}"#;
+    const SERVED: &str = r#"{"served":{"window_us":100000,"requests":120,"late":1,"refused":0,"failed":0,"p50_us":4100,"p99_us":11800,"worst_us":14100,"pressure_permille":430,"queued":3,"batch":7.5,"busy_permille":610,"held_permille":240,"ready":true}}"#;
 
     #[test]
     fn windows_add_up() {
@@ -446,13 +464,15 @@ mod tests {
             queued: 0,
             batch: 1.5,
             busy_permille: 10,
+            held_permille: 40,
             ready: false,
             ..a
         };
         let both = a.and(&b);
         assert_eq!((both.window_us, both.requests, both.late), (400_000, 160, 4));
         assert_eq!((both.p50_us, both.pressure_permille, both.queued), (5_100, 430, 0));
-        assert_eq!((both.batch, both.busy_permille, both.ready), (6.0, 160, false));
+        assert_eq!((both.batch, both.busy_permille, both.held_permille), (6.0, 160, 90));
+        assert!(!both.ready);
         // A window without requests says nothing of latencies.
         let none = Served { requests: 0, late: 0, p50_us: 0, p99_us: 0, ..b };
         assert_eq!(a.and(&none).p99_us, a.p99_us);

@@ -20,6 +20,9 @@ use crate::state::{Costs, State};
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
 
+/// Totals of services are news for a policy as long as fewer facts than this wait for it.
+const MOST_TOTALS: usize = 4096;
+
 /// A fact that is impossible in the current state; it was ignored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contradiction(pub Event);
@@ -165,11 +168,21 @@ impl Engine {
         for fact in facts {
             if self.apply(fact).is_none() {
                 self.contradictions.push(Contradiction(*fact));
-            } else if !matches!(fact, Event::Served { .. } | Event::Noted { .. }) {
+            } else if self.is_news(fact) {
                 self.events.push(*fact);
             }
         }
         rested
+    }
+
+    /// Whether a policy sees the fact when it is asked next. Totals of services ask nobody, so that
+    /// many could gather until then.
+    fn is_news(&self, fact: &Event) -> bool {
+        match fact {
+            Event::Noted { .. } => false,
+            Event::Served { .. } => self.events.len() < MOST_TOTALS,
+            _ => true,
+        }
     }
 
     fn ask(&mut self) {

@@ -16,6 +16,13 @@ pub struct Knobs {
     /// is guaranteed, and the job may use every idle SM.
     #[serde(skip_serializing_if = "is_whole")]
     pub sm_permille: u16,
+    /// Largest share of the SMs that the job may use, guaranteed or not, in permille; 1000 = no
+    /// limit.
+    #[serde(skip_serializing_if = "is_whole")]
+    pub sm_most_permille: u16,
+    /// Whether the GPU starts its kernels before those of roommates without priority.
+    #[serde(skip_serializing_if = "is_default")]
+    pub priority: bool,
     /// Upper limit of the job's own speed, in permille; enforced by pauses between kernels.
     #[serde(skip_serializing_if = "is_whole")]
     pub pace_permille: u16,
@@ -39,6 +46,9 @@ pub struct Knobs {
     /// Offset of its stages in an interleaved group (Muri).
     #[serde(skip_serializing_if = "is_default")]
     pub stage: u8,
+    /// Longest time for which a service fills a batch, in microseconds; 0 = its own choice.
+    #[serde(skip_serializing_if = "is_default")]
+    pub fill_us: u32,
 }
 
 impl Knobs {
@@ -46,6 +56,8 @@ impl Knobs {
     pub const WHOLE: Self = Self {
         batch: 0,
         sm_permille: Self::SM_ALL,
+        sm_most_permille: Self::SM_ALL,
+        priority: false,
         pace_permille: Self::PACE_FULL,
         floor_permille: 0,
         turns: false,
@@ -53,6 +65,7 @@ impl Knobs {
         cpu_milli: 0,
         host_mib: 0,
         stage: 0,
+        fill_us: 0,
     };
     /// SM share of a whole GPU.
     pub const SM_ALL: u16 = 1000;
@@ -61,7 +74,8 @@ impl Knobs {
 
     /// Share of the SMs that the job can use while it is the only tenant.
     pub fn reach(&self) -> f64 {
-        if self.sm_permille == 0 { 1.0 } else { f64::from(self.sm_permille) / 1000.0 }
+        let share = if self.sm_permille == 0 { Self::SM_ALL } else { self.sm_permille };
+        f64::from(share.min(self.sm_most_permille)) / 1000.0
     }
 
     /// Whether no knob but the batch size changes the speed of a job that is alone on its GPUs.
@@ -69,7 +83,9 @@ impl Knobs {
     pub fn is_plain(&self) -> bool {
         let Self {
             sm_permille,
+            sm_most_permille,
             pace_permille,
+            priority: _,
             batch: _,
             floor_permille: _,
             turns: _,
@@ -77,14 +93,18 @@ impl Knobs {
             cpu_milli: _,
             host_mib: _,
             stage: _,
+            fill_us: _,
         } = *self;
-        [0, Self::SM_ALL].contains(&sm_permille) && pace_permille == Self::PACE_FULL
+        [0, Self::SM_ALL].contains(&sm_permille)
+            && sm_most_permille == Self::SM_ALL
+            && pace_permille == Self::PACE_FULL
     }
 
     /// Whether all knobs are within their ranges.
     pub fn are_sane(&self) -> bool {
-        let shares = [self.sm_permille, self.pace_permille, self.floor_permille];
-        shares.iter().all(|v| *v <= 1000)
+        let shares =
+            [self.sm_permille, self.sm_most_permille, self.pace_permille, self.floor_permille];
+        shares.iter().all(|v| *v <= 1000) && self.sm_most_permille > 0
     }
 }
 
@@ -94,6 +114,8 @@ impl Knobs {
 struct Written {
     batch: u32,
     sm_permille: u16,
+    sm_most_permille: u16,
+    priority: bool,
     pace_permille: u16,
     floor_permille: u16,
     turns: bool,
@@ -101,6 +123,7 @@ struct Written {
     cpu_milli: u32,
     host_mib: u32,
     stage: u8,
+    fill_us: u32,
     /// Journals of before had a learning rate here that no world applied.
     #[serde(rename = "lr_permille")]
     _learning_rate: IgnoredAny,
@@ -108,11 +131,11 @@ struct Written {
 
 impl Default for Written {
     fn default() -> Self {
-        let Knobs { batch, sm_permille, pace_permille, floor_permille, turns, .. } = Knobs::WHOLE;
-        let Knobs { mem_mib, cpu_milli, host_mib, stage, .. } = Knobs::WHOLE;
-        Self {
+        let Knobs {
             batch,
             sm_permille,
+            sm_most_permille,
+            priority,
             pace_permille,
             floor_permille,
             turns,
@@ -120,6 +143,21 @@ impl Default for Written {
             cpu_milli,
             host_mib,
             stage,
+            fill_us,
+        } = Knobs::WHOLE;
+        Self {
+            batch,
+            sm_permille,
+            sm_most_permille,
+            priority,
+            pace_permille,
+            floor_permille,
+            turns,
+            mem_mib,
+            cpu_milli,
+            host_mib,
+            stage,
+            fill_us,
             _learning_rate: IgnoredAny,
         }
     }
@@ -127,11 +165,11 @@ impl Default for Written {
 
 impl From<Written> for Knobs {
     fn from(written: Written) -> Self {
-        let Written { batch, sm_permille, pace_permille, floor_permille, turns, .. } = written;
-        let Written { mem_mib, cpu_milli, host_mib, stage, .. } = written;
-        Self {
+        let Written {
             batch,
             sm_permille,
+            sm_most_permille,
+            priority,
             pace_permille,
             floor_permille,
             turns,
@@ -139,6 +177,22 @@ impl From<Written> for Knobs {
             cpu_milli,
             host_mib,
             stage,
+            fill_us,
+            _learning_rate,
+        } = written;
+        Self {
+            batch,
+            sm_permille,
+            sm_most_permille,
+            priority,
+            pace_permille,
+            floor_permille,
+            turns,
+            mem_mib,
+            cpu_milli,
+            host_mib,
+            stage,
+            fill_us,
         }
     }
 }
@@ -178,6 +232,17 @@ mod tests {
         assert!(Knobs { sm_permille: 0, batch: 8, turns: true, ..Knobs::WHOLE }.is_plain());
         assert!(!Knobs { sm_permille: 500, ..Knobs::WHOLE }.is_plain());
         assert!(!Knobs { pace_permille: 999, ..Knobs::WHOLE }.is_plain());
+        assert!(!Knobs { sm_most_permille: 800, ..Knobs::WHOLE }.is_plain());
+        assert!(Knobs { priority: true, ..Knobs::WHOLE }.is_plain());
+    }
+
+    #[test]
+    fn a_job_reaches_its_share_within_its_limit() {
+        let reach = |sm_permille, sm_most_permille| {
+            Knobs { sm_permille, sm_most_permille, ..Knobs::WHOLE }.reach()
+        };
+        assert_eq!((reach(0, 1000), reach(500, 1000), reach(0, 700)), (1.0, 0.5, 0.7));
+        assert_eq!(reach(500, 300), 0.3);
     }
 
     #[test]

@@ -95,6 +95,8 @@ impl Dice {
         Knobs {
             batch: self.whole() as u32,
             sm_permille: self.below(1001) as u16,
+            sm_most_permille: 1 + self.below(1000) as u16,
+            priority: self.coin(),
             pace_permille: self.below(1001) as u16,
             floor_permille: self.below(1001) as u16,
             turns: self.coin(),
@@ -102,6 +104,7 @@ impl Dice {
             cpu_milli: self.whole() as u32,
             host_mib: self.whole() as u32,
             stage: self.whole() as u8,
+            fill_us: self.whole() as u32,
         }
     }
 

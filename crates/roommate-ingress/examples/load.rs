@@ -1,11 +1,15 @@
 //! A client for measurements: sends requests to a server and prints latencies as JSON.
 //!
-//! usage: load URL BODY (open RATE | closed CONNECTIONS | hold CONNECTIONS) SECONDS [OBJECTIVE-MS]
+//! usage: load URL BODY WAY AMOUNT SECONDS [OBJECTIVE-MS]
 //!
-//! * open: requests come at this rate whatever the server does (Poisson, seeded); latencies count
-//!   from the moment at which a request was due, so that waiting is not left out;
-//! * closed: each connection sends its next request when the last one was answered;
-//! * hold: opens connections that each send one request and then stay open.
+//! WAY AMOUNT is one of:
+//!
+//! * open RATE: requests come at this rate whatever the server does (Poisson, seeded); latencies
+//!   count from the moment at which a request was due, so that waiting is not left out;
+//! * rates:FILE RATE: the same at a rate that changes: each line of the file is the factor on the
+//!   rate in a part of the time;
+//! * closed CONNECTIONS: each connection sends its next request when the last one was answered;
+//! * hold CONNECTIONS: opens connections that each send one request and then stay open.
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -27,12 +31,15 @@ type Peer = SendRequest<Full<Bytes>>;
 #[derive(Default)]
 struct Found {
     latencies_us: RefCell<Vec<u64>>,
+    /// When each request was due, and its latency if it was answered.
+    each: RefCell<Vec<(Instant, Option<Duration>)>>,
     statuses: RefCell<BTreeMap<String, u64>>,
     open: Cell<usize>,
 }
 
 impl Found {
-    fn count(&self, status: &str, took: Option<Duration>) {
+    fn count(&self, status: &str, due: Instant, took: Option<Duration>) {
+        self.each.borrow_mut().push((due, took));
         *self.statuses.borrow_mut().entry(status.into()).or_default() += 1;
         if let Some(took) = took {
             self.latencies_us.borrow_mut().push(took.as_micros() as u64);
@@ -77,16 +84,39 @@ impl Target {
             Some(peer) => Some(peer),
             None => self.connect().await,
         };
-        let Some(mut peer) = peer else { return found.count("no connection", None) };
+        let Some(mut peer) = peer else { return found.count("no connection", since, None) };
         match self.ask(&mut peer).await {
             Some(status) => {
                 let answered = (status == 200).then(|| since.elapsed());
-                found.count(&status.to_string(), answered);
+                found.count(&status.to_string(), since, answered);
                 kept.borrow_mut().push(peer);
             }
-            None => found.count("closed", None),
+            None => found.count("closed", since, None),
         }
     }
+}
+
+/// The factors on the rate.
+fn factors(way: &str) -> Vec<f64> {
+    let Some(file) = way.strip_prefix("rates:") else { return vec![1.0] };
+    let text = std::fs::read_to_string(file).expect("the file of rates can be read");
+    let found: Vec<f64> = text.split_whitespace().map(|n| n.parse().expect("a number")).collect();
+    assert!(!found.is_empty(), "the file of rates has no line");
+    found
+}
+
+/// The time after the first request from which on at most one of a hundred is late.
+fn restored_s(mut each: Vec<(Instant, Option<Duration>)>, most: Duration) -> Option<f64> {
+    each.sort_by_key(|(due, _)| *due);
+    let (first, _) = *each.first()?;
+    let (mut late, mut from) = (0, each.len());
+    for (n, (_, took)) in each.iter().enumerate().rev() {
+        late += usize::from(took.is_none_or(|took| took > most));
+        if late * 100 <= each.len() - n {
+            from = n;
+        }
+    }
+    each.get(from).map(|(due, _)| due.duration_since(first).as_secs_f64())
 }
 
 /// Exponential times between requests, from a seed.
@@ -106,15 +136,36 @@ async fn measure(target: Rc<Target>, way: &str, amount: f64, seconds: f64) -> Rc
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     let mut tasks = Vec::new();
     match way {
-        "open" => {
+        open if open == "open" || open.starts_with("rates:") => {
+            let factors = factors(open);
             let mut arrivals = Arrivals(1, amount);
-            let mut at = Instant::now();
+            let began = Instant::now();
+            let mut at = began;
             while at < end {
                 sleep_until(at.into()).await;
+
                 let (target, found, kept) =
                     (Rc::clone(&target), Rc::clone(&found), Rc::clone(&kept));
                 tasks.push(spawn_local(async move { target.once(&kept, &found, at).await }));
-                at += arrivals.next();
+                // Within a part of the time the rate is constant; beyond its end there is another.
+                loop {
+                    let passed = at.duration_since(began).as_secs_f64() / seconds;
+                    let part = (passed * factors.len() as f64) as usize;
+                    let Some(factor) = factors.get(part) else {
+                        at = end;
+                        break;
+                    };
+                    let over = began
+                        + Duration::from_secs_f64(
+                            seconds * (part + 1) as f64 / factors.len() as f64,
+                        );
+                    arrivals.1 = amount * factor.max(1e-6);
+                    at += arrivals.next();
+                    if at < over {
+                        break;
+                    }
+                    at = over + Duration::from_nanos(1);
+                }
             }
         }
         "closed" => {
@@ -148,7 +199,7 @@ async fn measure(target: Rc<Target>, way: &str, amount: f64, seconds: f64) -> Rc
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [url, body, way, amount, seconds, objective @ ..] = &words[..] else {
-        panic!("usage: load URL BODY (open RATE | closed CONNECTIONS | hold CONNECTIONS) SECONDS");
+        panic!("usage: load URL BODY WAY AMOUNT SECONDS [OBJECTIVE-MS]");
     };
     let uri: Uri = url.parse().expect("URL is a URL");
     let address = uri.authority().expect("URL has a host").to_string();
@@ -170,10 +221,13 @@ fn main() {
         let kept = all.iter().filter(|us| **us as f64 <= most).count() as u64;
         (sent - kept) as f64 / sent.max(1) as f64
     });
+    let restored = objective_us
+        .and_then(|most| restored_s(found.each.take(), Duration::from_secs_f64(most / 1e6)));
     let report = json!({
         "answered": all.len(), "requests_per_s": all.len() as f64 / seconds,
         "p50_ms": ms(0.5), "p90_ms": ms(0.9), "p99_ms": ms(0.99), "worst_ms": ms(1.0),
         "statuses": statuses, "open": found.open.get(), "over_share": over,
+        "restored_s": restored,
     });
     let _ = writeln!(std::io::stdout(), "{report}");
 }

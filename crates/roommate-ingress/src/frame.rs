@@ -33,6 +33,9 @@ pub(crate) struct Batch<'a> {
     pub(crate) inputs: Vec<Form>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) json: Vec<&'a RawValue>,
+    /// Whether the inputs are in shared memory instead of this frame.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) shared: bool,
 }
 
 /// A message of the worker.
@@ -55,6 +58,9 @@ pub(crate) struct Ready {
     pub(crate) outputs: Vec<Value>,
     #[serde(default)]
     pub(crate) platform: Option<String>,
+    /// Whether it takes inputs from shared memory.
+    #[serde(default)]
+    pub(crate) shared: bool,
 }
 
 /// The answers to a batch.
@@ -65,6 +71,9 @@ pub(crate) struct Done {
     pub(crate) outputs: Vec<Form>,
     #[serde(default)]
     pub(crate) json: Option<Vec<Box<RawValue>>>,
+    /// Whether the outputs are in shared memory instead of this frame.
+    #[serde(default)]
+    pub(crate) shared: bool,
 }
 
 /// Reads a frame.

@@ -1,12 +1,15 @@
 //! The state that connections, the worker and the machine share. One thread owns it all.
 
 use crate::frame::Ready;
-use crate::queue::{Queue, Rules, Waiting};
-use crate::spec::Spec;
+use crate::gate::Gate;
+use crate::hold::{Hold, Latest};
+use crate::queue::{How, InWork, Queue, Rules, Waiting};
+use crate::spec::{Server, Spec};
 use crate::stats::{End, Stats};
 use crate::tensor::{Infer, Tensor};
 use serde_json::value::RawValue;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
@@ -76,12 +79,69 @@ pub(crate) struct Front {
     pub(crate) changed: Notify,
     /// The pressure is high: the machine is told at once.
     pub(crate) urgent: Notify,
-    /// Arrival of the oldest request in work, and when its batch is expected to be done.
-    pub(crate) in_work: Cell<Option<(Instant, Instant)>>,
+    /// The batch in work.
+    pub(crate) in_work: Cell<Option<InWork>>,
     /// Requests that are being answered, also by a server behind the front.
     pub(crate) open: Cell<usize>,
+    /// Requests that were passed on to a server behind the front.
+    pub(crate) passed: RefCell<Passed>,
+    /// When roommates are held back, and how.
+    pub(crate) hold: RefCell<Hold>,
+    pub(crate) gate: RefCell<Gate>,
+    /// How roommates run during the batch in work, and since when the gate is closed.
+    how: Cell<How>,
+    closed: Cell<Option<Instant>>,
+    /// When the last request came.
+    pub(crate) asked: Cell<Option<Instant>>,
 }
 
+/// Requests that a server behind the front answers, in its own way.
+#[derive(Debug, Default)]
+pub(crate) struct Passed {
+    next: u64,
+    /// Arrivals of those that are not answered, in order.
+    open: BTreeMap<u64, Instant>,
+    /// The last answer, or when the server was last idle.
+    last: Option<Instant>,
+    /// Mean time between two answers while there are requests.
+    between_s: f64,
+}
+
+impl Passed {
+    pub(crate) fn begin(&mut self, arrived: Instant) -> u64 {
+        if self.open.is_empty() {
+            self.last = Some(arrived);
+        }
+        self.next += 1;
+        self.open.insert(self.next, arrived);
+        self.next
+    }
+
+    pub(crate) fn end(&mut self, id: u64, now: Instant) {
+        if self.open.remove(&id).is_none() {
+            return;
+        }
+        let passed = self.last.map_or(0.0, |last| now.duration_since(last).as_secs_f64());
+        self.last = Some(now);
+        self.between_s =
+            if self.between_s > 0.0 { 0.95 * self.between_s + 0.05 * passed } else { passed };
+    }
+
+    /// What the latest request is expected to need: the oldest as long as it waited and a while
+    /// longer, the newest until all before it are answered.
+    fn latest(&self, now: Instant) -> Latest {
+        let Some((_, oldest)) = self.open.first_key_value() else { return Latest::None };
+        let between = Duration::from_secs_f64(self.between_s);
+        let newest = between.mul_f64(self.open.len() as f64);
+        Latest::InWork((now.duration_since(*oldest) + between).max(newest))
+    }
+}
+
+/// After this time without a request roommates need not be ready to be held back: that costs them a
+/// little.
+const ATTENDS_FOR: Duration = Duration::from_secs(2);
+/// Kernels of roommates may still run for this long after the gate was closed.
+const CLOSED: Duration = Duration::from_millis(2);
 /// Pressure from which on the machine is told at once.
 const URGENT_PERMILLE: u32 = 700;
 
@@ -90,10 +150,12 @@ impl Front {
         let rules = Rules {
             max_batch: spec.max_batch.into(),
             fill: spec.fill(),
+            roommates: false,
             objective: spec.objective(),
             most: spec.queue as usize,
         };
         let stats = Stats::new(spec.objective, Instant::now());
+        let hold = RefCell::new(Hold::new(spec.objective));
         Self {
             spec,
             queue: RefCell::new(Queue::new(rules)),
@@ -106,6 +168,77 @@ impl Front {
             urgent: Notify::new(),
             in_work: Cell::new(None),
             open: Cell::new(0),
+            passed: RefCell::default(),
+            hold,
+            gate: RefCell::new(Gate::given()),
+            how: Cell::new(How::Alone),
+            closed: Cell::new(None),
+            asked: Cell::new(None),
+        }
+    }
+
+    /// What the latest request is expected to need beside roommates.
+    fn latest(&self, now: Instant) -> Latest {
+        match self.spec.server {
+            Server::Sdk {} => self.queue.borrow().latest(self.in_work.get(), now),
+            Server::Http { .. } => self.passed.borrow().latest(now),
+        }
+    }
+
+    /// Opens or closes the gate.
+    pub(crate) fn look_at_gate(&self) {
+        let now = Instant::now();
+        let mut gate = self.gate.borrow_mut();
+        let asked = self.asked.get().is_some_and(|at| now.duration_since(at) < ATTENDS_FOR);
+        gate.attend(asked && self.is_ready(), now);
+        if gate.is_there() {
+            let closed = self.hold.borrow_mut().look(self.latest(now), now);
+            self.set_gate(&mut gate, closed, now);
+        }
+    }
+
+    fn set_gate(&self, gate: &mut Gate, closed: bool, now: Instant) {
+        gate.set(closed, now);
+        self.closed.set(closed.then(|| self.closed.get().unwrap_or(now)));
+        if closed && self.how.get() == How::Beside {
+            self.how.set(How::Both);
+        }
+    }
+
+    /// A batch is given to the worker, or a request to the server.
+    pub(crate) fn work_begins(&self, work: InWork) {
+        self.in_work.set(Some(work));
+        let still = self.closed.get().is_some_and(|at| work.sent.duration_since(at) > CLOSED);
+        let alone = still || !self.queue.borrow().rules.roommates;
+        self.how.set(if alone { How::Alone } else { How::Beside });
+        self.look_at_gate();
+    }
+
+    /// The batch in work was answered, or its worker died. How roommates ran meanwhile.
+    pub(crate) fn work_ends(&self) -> How {
+        self.in_work.set(None);
+        let how = self.how.get();
+        let now = Instant::now();
+        let latest = self.latest(now);
+        self.hold.borrow_mut().batch_done(latest, now);
+        self.set_gate(&mut self.gate.borrow_mut(), self.hold.borrow().is_closed(), now);
+        how
+    }
+
+    /// Whether requests wait or are being answered.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.open.get() > 0
+    }
+
+    /// A request ended; every one is counted here.
+    pub(crate) fn ended(&self, end: End, status: u16, latency: Duration) {
+        self.stats.borrow_mut().ended(end, status, latency);
+        match end {
+            End::Wrong | End::Refused => {}
+            End::Answered | End::GivenUp | End::Failed => {
+                let after = (end == End::Answered).then_some(latency);
+                self.hold.borrow_mut().answered(after, Instant::now());
+            }
         }
     }
 
@@ -172,9 +305,12 @@ impl Front {
     pub(crate) fn press(&self) {
         let now = Instant::now();
         let queue = self.queue.borrow();
-        let next = self.in_work.get().map_or(now, |(_, done)| done.max(now));
-        let waits = queue.oldest().map(|at| next + queue.expected(queue.rules.max_batch) - at);
-        let works = self.in_work.get().map(|(at, done)| done.max(now).duration_since(at));
+        let work = self.in_work.get();
+        let done = work.map(|w| (w.sent + queue.expected(w.rows)).max(now));
+        let waits = queue
+            .oldest()
+            .map(|at| done.unwrap_or(now) + queue.expected(queue.rules.max_batch) - at);
+        let works = work.zip(done).map(|(w, done)| done.duration_since(w.oldest));
         let Some(longest) = waits.into_iter().chain(works).max() else { return };
         let permille = 1000.0 * longest.as_secs_f64() / self.spec.objective().as_secs_f64();
         let permille = permille.min(1e6) as u32;

@@ -124,6 +124,7 @@ pub(crate) struct Open(Rc<Front>);
 impl Open {
     pub(crate) fn new(front: &Rc<Front>) -> Self {
         front.open.set(front.open.get() + 1);
+        front.asked.set(Some(Instant::now()));
         Self(Rc::clone(front))
     }
 }
@@ -158,13 +159,13 @@ async fn answer(
     let mut response = match result {
         Ok(response) => {
             if measured {
-                front.stats.borrow_mut().ended(End::Answered, 200, arrived.elapsed());
+                front.ended(End::Answered, 200, arrived.elapsed());
             }
             response
         }
         Err(refusal) => {
             let Refusal { end, status, .. } = refusal;
-            front.stats.borrow_mut().ended(end, status, arrived.elapsed());
+            front.ended(end, status, arrived.elapsed());
             refused(&refusal)
         }
     };

@@ -12,10 +12,13 @@
 
 mod frame;
 mod front;
+mod gate;
+mod hold;
 mod http;
 mod machine;
 mod proxy;
 mod queue;
+mod shared;
 pub mod spec;
 mod stats;
 pub mod tensor;
@@ -37,6 +40,8 @@ use tokio::time::sleep;
 const DRAIN: Duration = Duration::from_secs(10);
 /// How often pressure and deadlines are looked at.
 const TICK: Duration = Duration::from_millis(5);
+/// How often the gate is looked at while requests are answered.
+const GATE_TICK: Duration = Duration::from_millis(1);
 /// Exit status where the worker could not be kept running: another attempt may help.
 const TRY_AGAIN: u8 = 75;
 /// Exit status of a wrong set-up, which would recur.
@@ -98,6 +103,15 @@ async fn serve(spec: Spec, worker: &[String]) -> u8 {
             loop {
                 sleep(TICK).await;
                 front.press();
+            }
+        }
+    });
+    spawn_local({
+        let front = Rc::clone(&front);
+        async move {
+            loop {
+                front.look_at_gate();
+                sleep(if front.is_busy() { GATE_TICK } else { TICK }).await;
             }
         }
     });

@@ -46,6 +46,10 @@ struct Orders {
     #[serde(default)]
     batch: u32,
     #[serde(default)]
+    fill_us: u32,
+    #[serde(default)]
+    shared: bool,
+    #[serde(default)]
     suspended: bool,
 }
 
@@ -77,19 +81,36 @@ async fn connection(front: &Front, socket: &str, token: &str) -> io::Result<()> 
     send(&mut to, &hello).await?;
     let mut lines = BufReader::new(from).lines();
     let mut last = Instant::now();
+    let mut told_suspended = false;
     loop {
         tokio::select! {
             line = lines.next_line() => match line? {
                 Some(line) => obey(front, &line)?,
                 None => return Ok(()),
             },
+            () = idle(front), if front.suspended.get() && !told_suspended => {
+                told_suspended = true;
+                send(&mut to, &json!({ "suspended": { "done": 0.0 } })).await?;
+            }
             () = window(front, last) => {
                 last = Instant::now();
                 let queued = front.queue.borrow().len();
-                let served = front.stats.borrow_mut().take(last, queued, front.is_ready());
+                let held = front.gate.borrow_mut().take_held(last);
+                let served = front.stats.borrow_mut().take(last, queued, held, front.is_ready());
                 send(&mut to, &json!({ "served": served })).await?;
             }
         }
+        if told_suspended && !front.suspended.get() {
+            told_suspended = false;
+            send(&mut to, &json!({ "resumed": {} })).await?;
+        }
+    }
+}
+
+/// Waits until what was accepted is answered.
+async fn idle(front: &Front) {
+    while !front.is_idle() {
+        sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -132,10 +153,14 @@ fn obey(front: &Front, line: &str) -> io::Result<()> {
 }
 
 fn tune(front: &Front, orders: Box<RawValue>) -> io::Result<()> {
-    let batch = serde_json::from_str::<Orders>(orders.get())?.batch;
+    let Orders { batch, fill_us, shared, .. } = serde_json::from_str(orders.get())?;
     let most = if batch > 0 { batch.min(front.spec.max_batch) } else { front.spec.max_batch };
     let worker = front.ready.borrow().max_batch.unwrap_or(most).max(1);
-    front.queue.borrow_mut().rules.max_batch = most.min(worker).into();
+    let rules = &mut front.queue.borrow_mut().rules;
+    rules.max_batch = most.min(worker).into();
+    rules.roommates = shared;
+    let ordered = (fill_us > 0).then(|| Duration::from_micros(fill_us.into()));
+    rules.fill = ordered.or(front.spec.fill());
     *front.tune.borrow_mut() = Some(orders);
     front.changed.notify_one();
     Ok(())

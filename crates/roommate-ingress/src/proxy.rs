@@ -65,7 +65,7 @@ impl Upstream {
         open: Open,
     ) -> Response<Body> {
         let ended = |refusal: Refusal| {
-            front.stats.borrow_mut().ended(refusal.end, refusal.status, arrived.elapsed());
+            front.ended(refusal.end, refusal.status, arrived.elapsed());
             let mut response = refused(&refusal);
             trace.mark(response.headers_mut());
             response
@@ -80,6 +80,7 @@ impl Upstream {
         if front.open.get() > front.spec.queue as usize {
             return ended(Refusal::later(End::Refused, 429, "too many requests at a time", 1));
         }
+        let passing = Passing::new(front, arrived);
         let (mut head, body) = request.into_parts();
         let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
         let Ok(uri) = self.uri(path) else {
@@ -107,7 +108,14 @@ impl Upstream {
             400..500 => End::Wrong,
             _ => End::Answered,
         };
-        let measured = Measured { front: Rc::clone(front), end, status, arrived, _open: open };
+        let measured = Measured {
+            front: Rc::clone(front),
+            end,
+            status,
+            arrived,
+            _open: open,
+            _passing: passing,
+        };
         response.map(|body| Body::Passed(Passed { body, measured: Some(measured) }))
     }
 
@@ -206,11 +214,33 @@ struct Measured {
     status: u16,
     arrived: Instant,
     _open: Open,
+    _passing: Passing,
+}
+
+/// A request that the server has not answered yet.
+struct Passing {
+    front: Rc<Front>,
+    id: u64,
+}
+
+impl Passing {
+    fn new(front: &Rc<Front>, arrived: Instant) -> Self {
+        let id = front.passed.borrow_mut().begin(arrived);
+        front.look_at_gate();
+        Self { front: Rc::clone(front), id }
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.front.passed.borrow_mut().end(self.id, Instant::now());
+        self.front.work_ends();
+    }
 }
 
 impl Measured {
     fn count(self, end: End) {
-        self.front.stats.borrow_mut().ended(end, self.status, self.arrived.elapsed());
+        self.front.ended(end, self.status, self.arrived.elapsed());
     }
 }
 

@@ -1,5 +1,6 @@
 //! The queue of a service and when a batch of it is formed. Pure: the time is given.
 
+use crate::hold::Latest;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -21,12 +22,20 @@ pub(crate) struct Waiting<T> {
 pub(crate) struct Rules {
     /// Rows in a batch at most.
     pub(crate) max_batch: u64,
-    /// How long a batch is filled at most.
-    pub(crate) fill: Duration,
+    /// How long a batch is filled at most; `None` = as long as it is worth it.
+    pub(crate) fill: Option<Duration>,
+    /// Whether roommates gain from fewer and larger batches.
+    pub(crate) roommates: bool,
     pub(crate) objective: Duration,
     /// Requests that wait at most.
     pub(crate) most: usize,
 }
+
+/// How long a batch is filled where nobody says, at most and as a part of the objective.
+const USUAL_FILL: Duration = Duration::from_millis(2);
+const USUAL_FILL_PART: f64 = 0.1;
+/// The part of the objective that filling and the batch may need together beside roommates.
+const FILL_PART: f64 = 0.7;
 
 /// Batches with a request whose worker died before the request is given up. After the first it runs
 /// alone, so that it does not take others with it again.
@@ -40,13 +49,46 @@ pub(crate) struct Queue<T> {
     /// Mean time between two arrivals, s.
     between_s: f64,
     last: Option<Instant>,
+    /// Times of all batches, of those during which no roommate was held back, and of those during
+    /// which no roommate's kernels ran.
     time: BatchTime,
+    beside: BatchTime,
+    alone: BatchTime,
+}
+
+/// How roommates ran during a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// There were none, or they were held back all the time.
+    Alone,
+    /// None was held back.
+    Beside,
+    /// Some of the time they were held back.
+    Both,
+}
+
+/// For how long kernels of roommates still run when the gate has been closed, and until it is
+/// noticed that it should be.
+const CLOSES: Duration = Duration::from_micros(2_500);
+/// What a batch takes alone where it is not known, as a part of what it takes beside roommates.
+const ALONE_PART: f64 = 0.5;
+/// The part of a batch that counts as done when it takes longer than expected.
+const MOST_DONE: f64 = 0.8;
+
+/// The batch in work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InWork {
+    /// When its oldest request arrived.
+    pub(crate) oldest: Instant,
+    pub(crate) sent: Instant,
+    pub(crate) rows: u64,
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new(rules: Rules) -> Self {
-        let (waiting, time) = (VecDeque::new(), BatchTime::default());
-        Self { waiting, rules, between_s: f64::INFINITY, last: None, time }
+        let [time, beside, alone] = [BatchTime::default(); 3];
+        let (waiting, between_s) = (VecDeque::new(), f64::INFINITY);
+        Self { waiting, rules, between_s, last: None, time, beside, alone }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -117,11 +159,24 @@ impl<T> Queue<T> {
         let (count, rows) = self.first_batch(fits);
         let full = rows >= self.rules.max_batch || count < self.waiting.len();
         let alone = oldest.tries > 0;
-        // Time that the objective leaves for filling, half of it kept for what is not foreseen.
-        let spare = self.rules.objective.saturating_sub(self.time.of(self.rules.max_batch)) / 2;
-        let fill = self.rules.fill.min(spare);
+        let fill = self.fill();
         let expects = self.between_s < fill.as_secs_f64();
         Some(if full || alone || !expects { now } else { oldest.arrived + fill })
+    }
+
+    /// How long a batch is filled.
+    fn fill(&self) -> Duration {
+        let Rules { objective, max_batch, .. } = self.rules;
+        // Time that the objective leaves for filling, half of it kept for what is not foreseen.
+        let spare = objective.saturating_sub(self.time.of(max_batch)) / 2;
+        let most = match self.rules.fill {
+            Some(fill) => fill,
+            None if self.rules.roommates => {
+                objective.mul_f64(FILL_PART).saturating_sub(self.beside_at_most(max_batch))
+            }
+            None => USUAL_FILL.min(objective.mul_f64(USUAL_FILL_PART)),
+        };
+        most.min(spare)
     }
 
     /// Requests and rows of the batch that the oldest request would lead.
@@ -142,8 +197,57 @@ impl<T> Queue<T> {
     }
 
     /// A batch of this many rows took this long.
-    pub(crate) fn took(&mut self, rows: u64, time: Duration) {
+    pub(crate) fn took(&mut self, rows: u64, time: Duration, how: How) {
         self.time.learn(rows, time);
+        match how {
+            How::Alone => self.alone.learn(rows, time),
+            How::Beside => self.beside.learn(rows, time),
+            How::Both => {}
+        }
+    }
+
+    /// How long a batch of this many rows takes while roommates are held back, at an upper
+    /// quantile.
+    fn alone_at_most(&self, rows: u64) -> Duration {
+        let guess = || self.time.of(rows).mul_f64(ALONE_PART);
+        self.alone.at_most(rows).unwrap_or_else(guess)
+    }
+
+    /// How long a batch of this many rows takes beside roommates, at an upper quantile.
+    fn beside_at_most(&self, rows: u64) -> Duration {
+        self.beside.at_most(rows).unwrap_or_else(|| self.time.of(rows))
+    }
+
+    /// What the latest of the requests in work and of those that wait is expected to need if
+    /// roommates are held back from now on.
+    pub(crate) fn latest(&self, work: Option<InWork>, now: Instant) -> Latest {
+        if let Some(work) = work {
+            let beside_s = self.beside_at_most(work.rows).as_secs_f64().max(1e-9);
+            let part = now.duration_since(work.sent).as_secs_f64() / beside_s;
+            let left = self.alone_at_most(work.rows).mul_f64(1.0 - part.min(MOST_DONE));
+            let done = now + CLOSES + left;
+            return Latest::InWork(done.duration_since(work.oldest).max(self.latest_after(done)));
+        }
+        let Some(first) = self.waiting.front() else { return Latest::None };
+        let free = (first.arrived + self.fill()).max(now);
+        Latest::Waits(self.latest_after(free + CLOSES))
+    }
+
+    /// What the latest of the requests that wait needs if the worker is free then.
+    fn latest_after(&self, done: Instant) -> Duration {
+        let most = self.rules.max_batch.max(1);
+        let Some(first) = self.waiting.front() else { return Duration::ZERO };
+        let rows: u64 = self.waiting.iter().map(|w| w.rows).sum();
+        let batches = rows.div_ceil(most);
+        let next = done + self.alone_at_most(rows.min(most));
+        let mut latest = next.duration_since(first.arrived);
+        if batches > 1 {
+            let each = self.waiting.len() / usize::try_from(batches).unwrap_or(1);
+            let leads = self.waiting.len().saturating_sub(each.max(1));
+            let last = done + self.alone_at_most(most) * u32::try_from(batches).unwrap_or(1000);
+            latest = latest.max(last.duration_since(self.waiting[leads].arrived));
+        }
+        latest
     }
 
     /// How long a batch of this many rows is expected to take.
@@ -167,8 +271,18 @@ impl<T> Queue<T> {
 /// How long batches take, learned by size in powers of two.
 #[derive(Clone, Copy, Debug, Default)]
 struct BatchTime {
-    seconds: [Option<f64>; 17],
+    seconds: [Option<Seconds>; 17],
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Seconds {
+    mean: f64,
+    /// Mean distance from the mean.
+    spread: f64,
+}
+
+/// How many spreads above the mean the upper quantile is.
+const UPPER: f64 = 2.0;
 
 impl BatchTime {
     fn class(rows: u64) -> usize {
@@ -178,15 +292,26 @@ impl BatchTime {
     fn learn(&mut self, rows: u64, time: Duration) {
         let known = &mut self.seconds[Self::class(rows)];
         let seconds = time.as_secs_f64();
-        *known = Some(known.map_or(seconds, |k| 0.8 * k + 0.2 * seconds));
+        let first = Seconds { mean: seconds, spread: 0.25 * seconds };
+        *known = Some(known.map_or(first, |k| Seconds {
+            mean: 0.8 * k.mean + 0.2 * seconds,
+            spread: 0.9 * k.spread + 0.1 * (seconds - k.mean).abs(),
+        }));
     }
 
     /// The next known size, larger first: a larger batch takes longer, so it is on the safe side.
-    fn of(&self, rows: u64) -> Duration {
+    fn known(&self, rows: u64) -> Option<Seconds> {
         let class = Self::class(rows);
         let above = self.seconds[class..].iter().flatten().next();
-        let known = above.or_else(|| self.seconds[..class].iter().rev().flatten().next());
-        Duration::from_secs_f64(known.copied().unwrap_or(0.0))
+        above.or_else(|| self.seconds[..class].iter().rev().flatten().next()).copied()
+    }
+
+    fn of(&self, rows: u64) -> Duration {
+        Duration::from_secs_f64(self.known(rows).map_or(0.0, |k| k.mean))
+    }
+
+    fn at_most(&self, rows: u64) -> Option<Duration> {
+        self.known(rows).map(|k| Duration::from_secs_f64(k.mean + UPPER * k.spread))
     }
 }
 
@@ -197,7 +322,8 @@ mod tests {
 
     fn queue(max_batch: u64, fill_ms: u64) -> Queue<u32> {
         let ms = Duration::from_millis;
-        Queue::new(Rules { max_batch, fill: ms(fill_ms), objective: ms(100), most: 50 })
+        let (fill, objective) = (Some(ms(fill_ms)), ms(100));
+        Queue::new(Rules { max_batch, fill, roommates: false, objective, most: 50 })
     }
 
     fn push(q: &mut Queue<u32>, what: u32, rows: u64, at: Instant) {
@@ -234,9 +360,61 @@ mod tests {
     #[test]
     fn filling_ends_where_the_objective_would_be_missed() {
         let (mut q, at) = (queue(4, 50), Instant::now());
-        q.took(4, Duration::from_millis(90));
+        q.took(4, Duration::from_millis(90), How::Beside);
         (0..3).for_each(|i| push(&mut q, i, 1, at + Duration::from_millis(i.into())));
         assert_eq!(q.due(at, &same), Some(at + Duration::from_millis(5)));
+    }
+
+    #[test]
+    fn batches_are_filled_longer_where_roommates_gain() {
+        let (mut q, at) = (queue(4, 50), Instant::now());
+        let ms = Duration::from_millis;
+        for _ in 0..50 {
+            q.took(4, ms(20), How::Beside);
+        }
+        (0..3).for_each(|i| push(&mut q, i, 1, at + ms(i.into()) / 2));
+        q.rules.fill = None;
+        assert_eq!(q.due(at, &same), Some(at + ms(2)));
+        q.rules.roommates = true;
+        // 70 of 100 ms for filling and the batch, but at most half of what the objective leaves.
+        assert_eq!(q.due(at, &same), Some(at + ms(40)));
+        for _ in 0..50 {
+            q.took(4, ms(40), How::Beside);
+        }
+        let due = q.due(at, &same).unwrap() - at;
+        assert!((ms(27)..=ms(30)).contains(&due), "{due:?}");
+    }
+
+    #[test]
+    fn the_latest_request_is_in_work_or_waits() {
+        let (mut q, at) = (queue(4, 0), Instant::now());
+        let ms = Duration::from_millis;
+        for _ in 0..100 {
+            q.took(4, ms(40), How::Beside);
+            q.took(4, ms(20), How::Alone);
+        }
+        // What was held back for some of the time says little.
+        q.took(4, ms(5), How::Both);
+        let near = |found: Latest, wanted: u64| {
+            let (Latest::InWork(found) | Latest::Waits(found)) = found else { panic!("nothing") };
+            let (low, high) = (ms(wanted - 1), ms(wanted + 1));
+            assert!((low..high).contains(&found), "{found:?}, not {wanted} ms");
+        };
+        assert_eq!(q.latest(None, at), Latest::None);
+        let work = Some(InWork { oldest: at, sent: at + ms(10), rows: 4 });
+        // 10 ms waited, 3 ms until the gate is closed, 20 ms alone.
+        near(q.latest(work, at + ms(10)), 33);
+        // Half of it is done.
+        near(q.latest(work, at + ms(30)), 43);
+        // It takes longer than expected.
+        near(q.latest(work, at + ms(60)), 67);
+        (0..2).for_each(|i| push(&mut q, i, 1, at + ms(10)));
+        near(q.latest(work, at + ms(10)), 43);
+        // Nothing in work, and it is not filled for longer.
+        near(q.latest(None, at + ms(15)), 28);
+        // Three batches wait, of which the last one's first came 20 ms later.
+        (2..12).for_each(|i| push(&mut q, i, 1, at + ms(10 + u64::from(i) / 8 * 20)));
+        near(q.latest(work, at + ms(10)), 63);
     }
 
     #[test]
@@ -261,7 +439,7 @@ mod tests {
         let deadline = at + Duration::from_secs(1);
         assert!(q.push(Waiting { what: 50, rows: 1, arrived: at, deadline, tries: 0 }).is_err());
         assert!(q.give_up(at, |w| *w == 7).iter().map(|w| w.what).eq([7]));
-        q.took(1, Duration::from_millis(400));
+        q.took(1, Duration::from_millis(400), How::Beside);
         assert_eq!(q.give_up(at + Duration::from_millis(700), |_| false).len(), 49);
         assert!(q.is_empty() && q.room_in_s() == 1);
     }

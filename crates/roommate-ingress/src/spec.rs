@@ -17,8 +17,9 @@ pub struct Spec {
     pub objective: Objective,
     /// Requests in a batch at most.
     pub max_batch: u32,
-    /// How long a batch is filled at most, ms.
-    pub fill_ms: f64,
+    /// How long a batch is filled at most, ms; absent = the front chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill_ms: Option<f64>,
     /// Requests that wait at most; more are refused.
     #[serde(default = "usual_queue")]
     pub queue: u32,
@@ -70,7 +71,7 @@ impl Spec {
             "objective.quantile is not between 0 and 1"
         } else if !(ms > 0.0 && ms <= 3.6e6) {
             "objective.ms is not between 0 and an hour"
-        } else if !(spec.fill_ms >= 0.0 && spec.fill_ms <= 60_000.0) {
+        } else if !spec.fill_ms.is_none_or(|fill| (0.0..=60_000.0).contains(&fill)) {
             "fill_ms is not between 0 and a minute"
         } else if spec.max_batch == 0 || spec.queue == 0 {
             "max_batch and queue are at least 1"
@@ -86,8 +87,8 @@ impl Spec {
     }
 
     /// How long a batch is filled at most.
-    pub(crate) fn fill(&self) -> Duration {
-        Duration::from_secs_f64(self.fill_ms / 1e3)
+    pub(crate) fn fill(&self) -> Option<Duration> {
+        self.fill_ms.map(|ms| Duration::from_secs_f64(ms / 1e3))
     }
 
     /// How long a request is kept before it is given up: far beyond the objective, so that one slow

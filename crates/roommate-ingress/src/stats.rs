@@ -21,6 +21,8 @@ pub(crate) struct Served {
     queued: u64,
     batch: f64,
     busy_permille: u32,
+    /// Part of the window for which roommates were held back.
+    held_permille: u32,
     ready: bool,
 }
 
@@ -54,6 +56,8 @@ pub(crate) struct Stats {
     window: Served,
     batches: (u64, u64),
     busy: Duration,
+    /// Seconds for which roommates were held back.
+    held: f64,
     all: BTreeMap<u16, u64>,
     histogram: [u64; BOUNDS.len() + 1],
     sum_s: f64,
@@ -72,6 +76,7 @@ impl Stats {
             window: Served::default(),
             batches: (0, 0),
             busy: Duration::ZERO,
+            held: 0.0,
             all: BTreeMap::new(),
             histogram: [0; BOUNDS.len() + 1],
             sum_s: 0.0,
@@ -122,7 +127,13 @@ impl Stats {
     }
 
     /// The window so far; another one begins.
-    pub(crate) fn take(&mut self, now: Instant, queued: usize, ready: bool) -> Served {
+    pub(crate) fn take(
+        &mut self,
+        now: Instant,
+        queued: usize,
+        held: Duration,
+        ready: bool,
+    ) -> Served {
         let mut served = std::mem::take(&mut self.window);
         let window = now.duration_since(self.began);
         self.began = now;
@@ -143,6 +154,9 @@ impl Stats {
         served.batch = if batches == 0 { 0.0 } else { rows as f64 / batches as f64 };
         let busy = std::mem::take(&mut self.busy).as_secs_f64() / window.as_secs_f64().max(1e-6);
         served.busy_permille = (1000.0 * busy).min(1000.0) as u32;
+        let held = held.as_secs_f64() / window.as_secs_f64().max(1e-6);
+        served.held_permille = (1000.0 * held).min(1000.0) as u32;
+        self.held += held * window.as_secs_f64();
         served
     }
 
@@ -187,6 +201,8 @@ impl Stats {
         one("ready", Some(("gauge", "Whether the worker answers.")), f64::from(u8::from(ready)));
         one("batches_total", Some(("counter", "Batches.")), self.batch_count as f64);
         one("batch_rows_total", Some(("counter", "Rows in batches.")), self.rows as f64);
+        let held = "Time for which training on the same GPU was held back.";
+        one("held_seconds_total", Some(("counter", held)), self.held);
         one("restarts_total", Some(("counter", "Restarts of the worker.")), self.restarts as f64);
         text
     }
@@ -206,10 +222,12 @@ mod tests {
         stats.ended(End::Refused, 429, Duration::ZERO);
         stats.ended(End::Wrong, 400, Duration::ZERO);
         stats.batch(8, Duration::from_millis(50));
-        let served = stats.take(now + Duration::from_millis(100), 3, true);
+        let served =
+            stats.take(now + Duration::from_millis(100), 3, Duration::from_millis(25), true);
         assert_eq!((served.requests, served.late, served.refused), (101, 51, 1));
         assert_eq!((served.p50_us, served.p99_us, served.worst_us), (50_000, 99_000, 100_000));
         assert_eq!((served.pressure_permille, served.busy_permille), (1800, 500));
+        assert_eq!(served.held_permille, 250);
         assert!(stats.is_idle());
         let text = stats.prometheus("m", 0, true);
         assert!(text.contains("requests_total{model=\"m\",code=\"429\"} 1"), "{text}");

@@ -2,7 +2,8 @@
 
 use crate::frame::{self, Batch, Done, FromWorker, Ready, ToWorker};
 use crate::front::{Answer, Content, Front, Phase, Refusal, Request};
-use crate::queue::Waiting;
+use crate::queue::{self, Waiting};
+use crate::shared::{self, Shared};
 use crate::stats::End;
 use crate::tensor::{Form, Tensor};
 use bytes::Bytes;
@@ -85,11 +86,14 @@ pub(crate) async fn keep(front: &Front, words: &[String]) -> Result<(), String> 
     let folder = Folder::new().map_err(|e| format!("could not create a folder: {e}"))?;
     let path = folder.0.join("serve.sock");
     let listener = UnixListener::bind(&path).map_err(|e| format!("could not listen: {e}"))?;
-    let env = [("ROOMMATE_SERVE", path.to_string_lossy().into_owned())];
+    let shared = Shared::new();
+    let mut env = vec![("ROOMMATE_SERVE", path.to_string_lossy().into_owned())];
+    let place = shared.as_ref().map(|s| s.folder().to_string_lossy().into_owned());
+    env.extend(place.map(|place| ("ROOMMATE_SERVE_SHARED", place)));
     let mut crashes = Crashes::default();
     loop {
         let ended = match spawn(words, &env) {
-            Ok(child) => attempt(front, &listener, child).await,
+            Ok(child) => attempt(front, &listener, shared.as_ref(), child).await,
             Err(e) => Ended::Died(format!("could not start {:?}: {e}", words.first())),
         };
         let why = match ended {
@@ -115,15 +119,19 @@ pub(crate) async fn keep(front: &Front, words: &[String]) -> Result<(), String> 
     }
 }
 
+/// A name for a folder that nobody guesses.
+pub(crate) fn random_name() -> String {
+    let mut bytes = [0; 8];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    format!("roommate-{:016x}", u64::from_le_bytes(bytes))
+}
+
 /// A folder that only this user can enter, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> io::Result<Self> {
-        let mut bytes = [0; 8];
-        let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-        let name = format!("roommate-{:016x}", u64::from_le_bytes(bytes));
-        let path = std::env::temp_dir().join(name);
+        let path = std::env::temp_dir().join(random_name());
         fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self(path))
     }
@@ -136,7 +144,12 @@ impl Drop for Folder {
 }
 
 /// One life of a worker.
-async fn attempt(front: &Front, listener: &UnixListener, mut child: Child) -> Ended {
+async fn attempt(
+    front: &Front,
+    listener: &UnixListener,
+    shared: Option<&Shared>,
+    mut child: Child,
+) -> Ended {
     let connected = async {
         let (mut stream, _) = listener.accept().await?;
         match frame::read(&mut stream).await? {
@@ -158,8 +171,9 @@ async fn attempt(front: &Front, listener: &UnixListener, mut child: Child) -> En
             return Ended::Drained;
         }
     };
+    let inputs = shared.filter(|_| ready.shared);
     become_ready(front, ready);
-    let ended = converse(front, stream, &mut child).await;
+    let ended = converse(front, stream, (shared, inputs), &mut child).await;
     match &ended {
         Ended::Drained => {
             if timeout(LEAVES, child.wait()).await.is_err() {
@@ -201,8 +215,14 @@ struct InWork {
     requests: Vec<Waiting<Request>>,
 }
 
-/// Gives the worker batches until it ends.
-async fn converse(front: &Front, stream: UnixStream, child: &mut Child) -> Ended {
+/// Gives the worker batches until it ends. `inputs`: shared memory, if the worker takes inputs from
+/// it.
+async fn converse(
+    front: &Front,
+    stream: UnixStream,
+    (shared, inputs): (Option<&Shared>, Option<&Shared>),
+    child: &mut Child,
+) -> Ended {
     let (mut from, mut to) = stream.into_split();
     // Reading must not be interrupted within a frame, so it has a task of its own.
     let (heard, mut hears) = mpsc::channel(2);
@@ -230,8 +250,13 @@ async fn converse(front: &Front, stream: UnixStream, child: &mut Child) -> Ended
             if let Some(batch) = batch {
                 ids += 1;
                 let (begun, data, forms) = begin(front, ids, batch);
-                let pieces: Vec<&Bytes> = data.iter().collect();
-                let message = ToWorker::Batch(message(&begun, forms));
+                let large = data.iter().map(Bytes::len).sum::<usize>() >= shared::LARGE;
+                let elsewhere = inputs.filter(|_| large);
+                let elsewhere = elsewhere.is_some_and(|s| s.write(&forms, &data).is_ok());
+                let pieces: Vec<&Bytes> =
+                    if elsewhere { Vec::new() } else { data.iter().collect() };
+                let message =
+                    ToWorker::Batch(Batch { shared: elsewhere, ..message(&begun, forms) });
                 let sent = timeout(HANGS, frame::write(&mut to, &message, &pieces)).await;
                 drop(message);
                 work = Some(begun);
@@ -257,7 +282,7 @@ async fn converse(front: &Front, stream: UnixStream, child: &mut Child) -> Ended
         tokio::select! {
             biased;
             heard = hears.recv() => match heard {
-                Some(Ok((message, data))) => match take(front, work.take(), message, &data) {
+                Some(Ok((message, data))) => match take(front, work.take(), message, &data, shared) {
                     Ok(()) => {}
                     Err((left, why)) => {
                         work = left;
@@ -277,7 +302,7 @@ async fn converse(front: &Front, stream: UnixStream, child: &mut Child) -> Ended
         }
     };
     reader.abort();
-    front.in_work.set(None);
+    front.work_ends();
     if let Some(work) = work {
         front.queue.borrow_mut().put_back(work.requests);
         front.give_up();
@@ -321,7 +346,7 @@ fn begin(
     let sent = Instant::now();
     let hangs = sent + HANGS.max(expected * 20).max(front.spec.objective() * 20);
     if let Some(oldest) = requests.iter().map(|r| r.arrived).min() {
-        front.in_work.set(Some((oldest, sent + expected)));
+        front.work_begins(queue::InWork { oldest, sent, rows });
     }
     let (mut data, mut forms) = (Vec::new(), Vec::new());
     if let Some(Content::Tensors(first)) = requests.first().map(|r| &r.what.content) {
@@ -344,7 +369,8 @@ fn message(work: &InWork, inputs: Vec<Form>) -> Batch<'_> {
         Content::Json(value) => Some(&**value),
         Content::Tensors(_) => None,
     });
-    Batch { id: work.id, requests: work.requests.len(), inputs, json: json.collect() }
+    let (id, requests, json) = (work.id, work.requests.len(), json.collect());
+    Batch { id, requests, inputs, json, shared: false }
 }
 
 /// Answers the requests of a batch. The error has the requests that are not answered, and why the
@@ -354,20 +380,21 @@ fn take(
     work: Option<InWork>,
     message: FromWorker,
     data: &Bytes,
+    shared: Option<&Shared>,
 ) -> Result<(), (Option<InWork>, String)> {
     let odd = |work, what: &str| Err((work, format!("the worker sent {what}")));
     let Some(work) = work else { return odd(None, "an answer that nobody asked for") };
     let (id, outcome) = match message {
         FromWorker::Ready(_) => return odd(Some(work), "`ready` twice"),
         FromWorker::Failed { id, what } => (id, Err(what)),
-        FromWorker::Done(done) => (done.id, answers(&work, done, data)),
+        FromWorker::Done(done) => (done.id, answers(&work, done, data, shared)),
     };
     if id != work.id {
         return odd(Some(work), "the answer to another batch");
     }
     let took = work.sent.elapsed();
-    front.in_work.set(None);
-    front.queue.borrow_mut().took(work.rows, took);
+    let how = front.work_ends();
+    front.queue.borrow_mut().took(work.rows, took, how);
     front.stats.borrow_mut().batch(work.rows, took);
     match outcome {
         Err(what) => {
@@ -403,7 +430,17 @@ enum Answers {
 }
 
 /// The answers to a batch, if there are as many as requests.
-fn answers(work: &InWork, done: Done, data: &Bytes) -> Result<Answers, String> {
+fn answers(
+    work: &InWork,
+    done: Done,
+    data: &Bytes,
+    shared: Option<&Shared>,
+) -> Result<Answers, String> {
+    let elsewhere = match shared {
+        Some(shared) if done.shared => Some(shared.read(&done.outputs)?),
+        _ => None,
+    };
+    let data = elsewhere.as_ref().unwrap_or(data);
     let is_json = matches!(work.requests.first().map(|r| &r.what.content), Some(Content::Json(_)));
     let requests = work.requests.len();
     match done.json {

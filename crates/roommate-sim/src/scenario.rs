@@ -80,12 +80,15 @@ pub struct World {
     pub tune_s: f64,
     /// Relative scatter of true speeds around the interference model.
     pub noise: f64,
+    /// Whether services close a gate on the kernels of their roommates while a request would be
+    /// late.
+    pub gate: bool,
 }
 
 impl Default for World {
     /// A start took 17 to 25 s on the measured H200 (imports, CUDA context, warm-up).
     fn default() -> Self {
-        Self { start_s: 20.0, restart_s: 20.0, tune_s: 0.0, noise: 0.0 }
+        Self { start_s: 20.0, restart_s: 20.0, tune_s: 0.0, noise: 0.0, gate: false }
     }
 }
 

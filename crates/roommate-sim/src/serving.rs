@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`requests`] | arrival processes |
 //! | `queue` | simulation of the queue, request by request |
+//! | [`trial`] | one run of a service under given batch times, as measured runs are made |
 //! | `cells` | cache of windows simulated under constant conditions |
 //!
 //! Between events the conditions of a service are constant: request rate, knobs, roommates. Unless
@@ -17,11 +18,12 @@ mod queue;
 pub mod requests;
 #[cfg(test)]
 mod tests;
+pub mod trial;
 #[cfg(test)]
 mod twin;
 
-use cells::{Cells, Window};
-use queue::{Rules, Server, Steps, Tally};
+use cells::{Cell, Cells, Window};
+use queue::{Gate, Rules, Server, Steps, Tally};
 use requests::{Requests, Source};
 use roommate_core::event::{Event, Sample, Served};
 use roommate_core::idx::JobIdx;
@@ -31,18 +33,21 @@ use roommate_core::time::{Span, Time};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// How the latency of services is measured.
+/// How services answer and how their latency is measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measuring {
     /// Length of a measuring window. The windows of all services end at the same times.
     pub window: Span,
     /// Simulate every request of the run.
     pub exact: bool,
+    /// Whether a service closes a gate on the kernels of its roommates while a request would
+    /// otherwise be late.
+    pub gate: bool,
 }
 
 impl Default for Measuring {
     fn default() -> Self {
-        Self { window: Span::from_secs(10.0), exact: false }
+        Self { window: Span::from_secs(10.0), exact: false, gate: false }
     }
 }
 
@@ -62,6 +67,15 @@ pub(crate) struct Verdict {
     pub(crate) busy: f64,
     /// Share of windows that miss the SLO.
     pub(crate) missed: f64,
+}
+
+/// What a service takes from its roommates.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Load {
+    /// Share of the time with an open gate in which a batch runs.
+    pub(crate) busy: f64,
+    /// Share of the time in which the gate is closed.
+    pub(crate) closed: f64,
 }
 
 /// Evaluates conditions outside of a simulation run.
@@ -84,7 +98,7 @@ impl Judge {
     pub(crate) fn verdict(&mut self, of: &Conditions<'_>, times: &[f64]) -> Verdict {
         let Conditions { batch, timeout_s, slo_s, requests } = *of;
         let steps = Steps::new(batch, times.iter().copied());
-        let rules = Rules { batch, timeout_s, slo_s };
+        let rules = Rules { batch, timeout_s, slo_s, gate: None };
         let at = self.0.find(&steps, &rules, requests.rate(0.0).0, requests.bursts());
         let cell = self.0.get(at);
         let over = cell.windows.iter().filter(|w| w.is_over()).count();
@@ -106,6 +120,19 @@ const GRACE_S: f64 = 300.0;
 /// The busy share that slows roommates down is rounded to 1 / this.
 const BUSY_STEPS: f64 = 50.0;
 
+/// How a service answers from some time on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answering<'a> {
+    /// Its largest batch.
+    pub(crate) batch: u32,
+    /// Longest time for which it fills a batch, µs; 0 = its own.
+    pub(crate) fill_us: u32,
+    /// Batch times at [`Services::sizes`].
+    pub(crate) times: &'a [f64],
+    /// The same while its roommates stand still; `None` = nothing holds them back.
+    pub(crate) alone: Option<&'a [f64]>,
+}
+
 /// All services of a simulation.
 #[derive(Debug)]
 pub(crate) struct Services {
@@ -124,6 +151,8 @@ struct Service {
     job: JobIdx,
     gone: bool,
     rules: Rules,
+    /// Its own longest time to fill a batch.
+    timeout_s: f64,
     /// Time of submission.
     origin: f64,
     requests: Requests,
@@ -235,7 +264,9 @@ impl Services {
                 batch: 1,
                 timeout_s: timeout.secs(),
                 slo_s: slo_us.map_or(f64::INFINITY, |us| f64::from(us) / 1e6),
+                gate: None,
             },
+            timeout_s: timeout.secs(),
             origin,
             requests,
             rate,
@@ -258,6 +289,11 @@ impl Services {
         slot
     }
 
+    /// Whether services close a gate on the kernels of their roommates.
+    pub(crate) fn has_gate(&self) -> bool {
+        self.measuring.gate
+    }
+
     /// Time of the next event: the end of a window or a change of rate.
     pub(crate) fn next(&self) -> Option<Time> {
         let window = (self.left > 0).then_some(self.next_window);
@@ -274,29 +310,30 @@ impl Services {
         Steps::sizes(batch)
     }
 
-    /// From now on the service answers in batches of at most `batch`; `times` are the batch times
-    /// at [`Self::sizes`]. Returns its busy share.
-    pub(crate) fn up(
-        &mut self,
-        now: Time,
-        slot: u32,
-        batch: u32,
-        times: impl Iterator<Item = f64>,
-    ) -> f64 {
-        let steps = Steps::new(batch, times);
+    /// From now on the service answers in this way. Returns its load.
+    pub(crate) fn up(&mut self, now: Time, slot: u32, way: &Answering<'_>) -> Load {
+        let Answering { batch, fill_us, times, alone } = *way;
+        let steps = Steps::new(batch, times.iter().copied());
         let service = &mut self.all[slot as usize];
-        let same = service.up.is_some_and(|up| up.steps == steps) && service.rules.batch == batch;
+        let objective_s = service.rules.slo_s;
+        let gate =
+            |alone: &[f64]| Gate { alone: Steps::new(batch, alone.iter().copied()), objective_s };
+        let timeout_s = if fill_us == 0 { service.timeout_s } else { f64::from(fill_us) / 1e6 };
+        // Without an objective there is nothing to defend.
+        let gate = alone.filter(|_| objective_s.is_finite()).map(gate);
+        let rules = Rules { batch, timeout_s, gate, ..service.rules };
+        let same = service.up.is_some_and(|up| up.steps == steps) && service.rules == rules;
         if !same {
             service.account_to(now.secs(), self.measuring.window.secs(), &self.cells);
             service.traffic_from = service.traffic_from.min(now.secs());
-            service.rules.batch = batch;
+            service.rules = rules;
             let bursts = service.requests.bursts();
             let cell = self.cells.find(&steps, &service.rules, service.rate, bursts);
             service.up = Some(Up { steps, cell });
             service.reported.changed = Some(now.secs());
             service.reported.quiet = 1;
         }
-        self.busy(slot)
+        self.load(slot)
     }
 
     /// From now on the service does not answer.
@@ -332,10 +369,15 @@ impl Services {
         here.map(|(slot, s)| (slot as u32, s.job))
     }
 
-    /// Share of the time in which a batch runs, rounded as for the slowdown of roommates.
-    pub(crate) fn busy(&self, slot: u32) -> f64 {
-        let busy = self.all[slot as usize].up.map_or(0.0, |up| self.cells.get(up.cell).busy);
-        (busy * BUSY_STEPS).round() / BUSY_STEPS
+    /// What the service leaves to its roommates, rounded.
+    pub(crate) fn load(&self, slot: u32) -> Load {
+        let Some(up) = self.all[slot as usize].up else { return Load::default() };
+        let Cell { busy, closed, .. } = *self.cells.get(up.cell);
+        let round = |share: f64| (share * BUSY_STEPS).round() / BUSY_STEPS;
+        let open = 1.0 - closed;
+        // While the gate is open, only the batches beside which roommates run are in their way.
+        let beside = if closed > 0.0 && open > 0.0 { (busy - closed) / open } else { busy };
+        Load { busy: round(beside.clamp(0.0, 1.0)), closed: round(closed) }
     }
 
     /// Applies the next change of rate that is due; returns the service.

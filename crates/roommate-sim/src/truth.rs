@@ -12,7 +12,7 @@ use roommate_core::interference::stages::Interleaved;
 use roommate_core::interference::utilization::{Demand, Utilization};
 use roommate_core::interference::{self, Undisturbed};
 use roommate_core::math::hash::fnv1a;
-use roommate_core::measurement::atlas::{Atlas, Empty};
+use roommate_core::measurement::atlas::{Atlas, Empty, read_graphs};
 use roommate_core::measurement::contention::TaskId;
 use roommate_core::measurement::rows::{self, TaskKind};
 use roommate_core::profile::Profile;
@@ -109,11 +109,14 @@ const H200: [&str; 3] = [
     include_str!("../../../profiles/h200-curves.jsonl"),
 ];
 
+/// Batch times of services that are answered from CUDA graphs, on an H200.
+const GRAPHS: &str = include_str!("../../../profiles/graphs-h200.jsonl");
+
 /// The H200 measurements that are compiled into the program.
 pub fn h200() -> Result<Atlas, Empty> {
     let sound = "the measurements that come with the program can be read";
     let sessions = H200.map(|text| rows::parse(text).expect(sound));
-    Atlas::new(&sessions)
+    Ok(Atlas::new(&sessions)?.with_graphs(&read_graphs(GRAPHS).expect(sound)))
 }
 
 /// Measured task and batch size that stand for a model of the public traces, by prefix of the model

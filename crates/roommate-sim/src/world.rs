@@ -10,7 +10,7 @@ mod service;
 
 use crate::fault::{FaultSource, Faults};
 use crate::serving::requests::Requests;
-use crate::serving::{Measuring, Services};
+use crate::serving::{Load, Measuring, Services};
 use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
@@ -239,7 +239,7 @@ struct Live {
     /// Index among the services with requests.
     slot: Option<u32>,
     /// The service's load (fraction of time busy) as last reported to the interference model.
-    busy: f64,
+    load: Load,
     /// Its gradient noise scale, and the work (in steps) after which the scale changes.
     noise_scale: f32,
     noise_until: f64,
@@ -556,7 +556,7 @@ impl World {
             held_until: Time::ZERO,
             serves,
             slot,
-            busy: 0.0,
+            load: Load::default(),
             noise_scale: 0.0,
             noise_until: f64::INFINITY,
         });

@@ -103,10 +103,10 @@ const PLAIN: World<'_> = World {
     policy: "fifo-backfill",
     measured: false,
     together: false,
-    measuring: Measuring { window: Span(10_000_000), exact: false },
+    measuring: Measuring { window: Span(10_000_000), exact: false, gate: false },
 };
 const EXACT: World<'_> =
-    World { measuring: Measuring { window: Span(10_000_000), exact: true }, ..PLAIN };
+    World { measuring: Measuring { window: Span(10_000_000), exact: true, gate: false }, ..PLAIN };
 
 fn run(world: &World<'_>, jobs: Vec<TraceJob>) -> Result<Run, SimError> {
     let cluster = world.cluster.parse().unwrap();

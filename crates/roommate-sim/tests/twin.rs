@@ -107,9 +107,10 @@ fn play(case: &TestCase, faults: Faults) -> Result<Run, SimError> {
     Ok(Run { journal, ends, stays, metrics: fold.metrics() })
 }
 
-/// Policies that give tenants fractional shares of a GPU, so that their steps end between ticks.
-const ODD_PARTS: [&str; 5] =
-    ["mudi", "mudi-published", "gslice-like", "gpulets-like", "muxflow-like"];
+/// Policies that give tenants fractional shares of a GPU, so that their steps end between ticks;
+/// `mudi-priority` where its random parameters ask for parts.
+const ODD_PARTS: [&str; 6] =
+    ["mudi", "mudi-priority", "mudi-published", "gslice-like", "gpulets-like", "muxflow-like"];
 
 /// A case in which every event falls on a tick, so that the two worlds must agree to the
 /// microsecond.

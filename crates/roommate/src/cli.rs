@@ -224,6 +224,9 @@ pub(crate) struct WorldArgs {
     /// conditions
     #[arg(long)]
     pub(crate) exact_requests: bool,
+    /// A service closes a gate on the kernels of its roommates while a request would be late
+    #[arg(long)]
+    pub(crate) service_gate: bool,
     /// Measure only these jobs, by order of submission, and stop when the last of them ends:
     /// 4000:5000
     #[arg(long, value_name = "FROM:TO", value_parser = range)]

@@ -208,6 +208,7 @@ impl Lab {
             start_cost: scenario.world.start_s,
             restart_cost: scenario.world.restart_s,
             tune_cost: scenario.world.tune_s,
+            service_gate: scenario.world.gate,
             ..defaults
         };
         Ok(Self {
@@ -273,6 +274,7 @@ impl Lab {
             measuring: Measuring {
                 window: Span::from_secs(self.world.window),
                 exact: self.world.exact_requests,
+                gate: self.world.service_gate,
             },
         };
         let writer = journal.map(AtomicFile::create).transpose()?.map(Writer::new);

@@ -89,6 +89,7 @@ fn start(folder: &Path) -> Running {
         devices: Some(1),
         seed: 0,
         may_use_cgroups: false,
+        without: Vec::new(),
         claim: false,
         costs: Config::usual_costs(Kind::Cpu),
         known: None,

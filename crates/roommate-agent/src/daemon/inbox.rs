@@ -368,6 +368,7 @@ mod tests {
             queued: 0,
             batch: 1.0,
             busy_permille: 0,
+            held_permille: 0,
             ready: true,
         };
         for (requests, pressure) in [(10, 100), (20, 900), (30, 300)] {

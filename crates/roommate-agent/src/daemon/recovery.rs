@@ -331,6 +331,7 @@ fn open_machine(
         may_use_cgroups: config.may_use_cgroups,
         claim: config.claim,
         log_limit: (config.keeping.log_bytes, config.keeping.log_parts),
+        without: config.without.clone(),
         tenants: if config.mode.is_system() { Access::Everyone } else { Access::Owner },
     };
     let to = Arc::clone(inbox);

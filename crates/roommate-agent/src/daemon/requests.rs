@@ -33,6 +33,7 @@ const SERVE: &[&str] = &[
     "time-slicing",
     "random-colocate",
     "kernel-est",
+    "mudi-priority",
 ];
 
 /// Why a request is refused, and what the user can do about it.

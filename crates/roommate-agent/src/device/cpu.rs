@@ -11,7 +11,7 @@
 
 use super::claim::{self, Claim};
 use super::{Allowed, SelfTest, Tier};
-use crate::os::groups::{CpuLimits, Groups, Limits};
+use crate::os::groups::{CpuLimits, Groups, Limits, Weight};
 use crate::process::duty_cycle::DutyCycle;
 use crate::process::{self, Process};
 use roommate_core::cluster::Cluster;
@@ -35,6 +35,8 @@ pub(crate) struct CpuDevice {
     pub(crate) tested: SelfTest,
     /// Held while this daemon uses the cores.
     claims: Arc<Vec<Claim>>,
+    /// Whether tenants with priority go before others.
+    pub(super) has_priority: bool,
 }
 
 /// The share that the self-test sets.
@@ -57,7 +59,8 @@ impl CpuDevice {
     ) -> Self {
         let devices = devices.unwrap_or(cores.len().min(64) as u16).max(1);
         let claims = Arc::default();
-        Self { cores, devices, host_mib: host_mib(), groups, tested, claims }
+        let host_mib = host_mib();
+        Self { cores, devices, host_mib, groups, tested, claims, has_priority: true }
     }
 
     /// Claims the cores, alone or beside other daemons. Those are named in the self-test's result.
@@ -103,7 +106,12 @@ impl CpuDevice {
         paces_itself: bool,
     ) -> std::io::Result<()> {
         let Some(groups) = &self.groups else { return Ok(()) };
-        groups.limit_cpu(group, self.most_cores(devices, allowed, paces_itself), allowed.promised)
+        let weight = match (allowed.priority && self.has_priority, allowed.promised) {
+            (true, _) => Weight::First,
+            (false, true) => Weight::Usual,
+            (false, false) => Weight::Idle,
+        };
+        groups.limit_cpu(group, self.most_cores(devices, allowed, paces_itself), weight)
     }
 
     /// Whether the kernel enforces shares.
@@ -118,7 +126,7 @@ fn measure(groups: &dyn Groups) -> Result<f64, String> {
     let group = "self-test";
     let limits = Limits { memory_bytes: 0, processes: Limits::PROCESSES };
     let folders = groups.create(group, limits).map_err(failed("create a cgroup"))?;
-    groups.limit_cpu(group, Some(TEST_SHARE), true).map_err(failed("set a limit"))?;
+    groups.limit_cpu(group, Some(TEST_SHARE), Weight::Usual).map_err(failed("set a limit"))?;
     let mut spinner = spin().map_err(failed("run a busy process"))?;
     let pid = spinner.id();
     let join = |f: &std::path::PathBuf| fs::write(f.join("cgroup.procs"), pid.to_string());
@@ -229,6 +237,7 @@ mod tests {
             groups: None,
             tested,
             claims: Arc::default(),
+            has_priority: true,
         }
     }
 

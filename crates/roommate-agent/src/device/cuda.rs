@@ -18,8 +18,10 @@
 use super::claim::{Claim, Refusal, Way};
 use super::cpu::{host_mib, usable_cores};
 use super::{
-    GRAIN, GpuView, Notice, Probe, Roster, SelfTest, SmGroups, Start, Tier, claim, is_mps_client,
+    GRAIN, GpuView, Mechanism, Notice, Probe, Roster, SelfTest, SmGroups, Start, Tier, claim,
+    is_mps_client,
 };
+use crate::device::nvidia::gates::{self, Gates};
 use crate::device::nvidia::{
     self, Excess, GpuInfo, Limit, Mps, NOWHERE, Reading, Sampler, Strays, Watched,
 };
@@ -27,6 +29,7 @@ use crate::os::disk;
 use crate::process::kin::Kin;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx, IdxVec};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -45,6 +48,10 @@ pub(crate) struct CudaDevice {
     sampler: Sampler,
     /// The result of the self-test.
     pub(super) tested: SelfTest,
+    /// Whether tenants with priority go before others.
+    has_priority: bool,
+    /// How services hold back kernel launches, where the self-test has shown that they can.
+    gates: Option<Gates>,
 }
 
 struct Gpu {
@@ -71,6 +78,9 @@ impl CudaDevice {
         let found = same_as_before(nvidia::inventory()?, p.folder);
         let (chosen, left_out) = claim_gpus(found, p.devices, &claim::folder())?;
         keep_in_mind(&chosen, p.folder)?;
+        let library = gates::library(p.program).filter(|_| p.may_use(Mechanism::Gate));
+        let gate_folder = p.public.unwrap_or(p.folder);
+        let mut gated = library.is_some();
         let mut tested: Option<SelfTest> = None;
         let mut gpus: IdxVec<GpuIdx, Gpu> = IdxVec::new();
         for (info, claim) in chosen {
@@ -78,7 +88,13 @@ impl CudaDevice {
             if let Some(public) = p.public {
                 mps = mps.in_public(public);
             }
-            let found = nvidia::test(p.program, &info, Some(&mps));
+            let found = nvidia::test(
+                p.program,
+                &info,
+                Some(&mps),
+                library.as_deref().map(|l| (l, p.folder)),
+            );
+            gated &= found.gated;
             if !found.usable {
                 mps.stop();
                 return Err(format!("{} cannot be used: {}", info.name, found.what));
@@ -104,7 +120,12 @@ impl CudaDevice {
         let infos: Vec<GpuInfo> = gpus.iter().map(|g| g.info.clone()).collect();
         let mut tested = tested.ok_or("there is no GPU here")?;
         tested.what = left_out.iter().fold(tested.what, |text, more| format!("{text}; {more}"));
-        Ok(Self { sampler: Sampler::start(&infos, Sampler::USUAL), gpus, tested })
+        if library.is_none() && p.may_use(Mechanism::Gate) {
+            tested.what += "; kernel launches cannot be held back: the library for it is absent";
+        }
+        let gates = library.filter(|_| gated).map(|library| Gates::new(library, gate_folder));
+        let sampler = Sampler::start(&infos, Sampler::USUAL);
+        Ok(Self { sampler, gpus, tested, has_priority: p.may_use(Mechanism::Priority), gates })
     }
 
     /// GPUs of a twin, without MPS.
@@ -117,7 +138,8 @@ impl CudaDevice {
             seen: Mutex::default(),
             _claim: None,
         };
-        Self { sampler: Sampler::twin(), gpus: (0..devices).map(gpu).collect(), tested }
+        let gpus = (0..devices).map(gpu).collect();
+        Self { sampler: Sampler::twin(), gpus, tested, has_priority: true, gates: None }
     }
 
     pub(super) fn cluster(&self) -> Cluster {
@@ -148,7 +170,7 @@ impl CudaDevice {
     /// The MPS daemon that a process would use.
     fn mps_for(&self, start: &Start<'_>) -> Option<&Watched> {
         let [gpu] = start.gpus else { return None };
-        let used = is_mps_client(start.gpus, start.apart, start.turns);
+        let used = is_mps_client(start.gpus, start.without_mps);
         let watched = self.gpus.get(*gpu)?.mps.as_deref().filter(|_| used)?;
         watched.serves(start.job, start.owner_uid).then_some(watched)
     }
@@ -166,7 +188,14 @@ impl CudaDevice {
         mps.admit(start.job, start.owner_uid, Self::limit(start), now)
     }
 
-    pub(super) fn adopt(&self, start: &Start<'_>, now: Instant) {
+    pub(super) fn gates_launches(&self) -> bool {
+        self.gates.is_some()
+    }
+
+    pub(super) fn adopt(&self, start: &Start<'_>, env: &BTreeMap<String, String>, now: Instant) {
+        if let Some(gates) = &self.gates {
+            gates.adopt(start, env.get(gates::HOLDER_VARIABLE).map(String::as_str));
+        }
         if let Some(mps) = self.mps_for(start) {
             mps.adopt(start.job, start.owner_uid, Self::limit(start), now);
         }
@@ -177,6 +206,9 @@ impl CudaDevice {
     }
 
     pub(super) fn leave(&self, job: u32) {
+        if let Some(gates) = &self.gates {
+            gates.leave(job);
+        }
         self.gpus.iter().filter_map(|g| g.mps.as_ref()).for_each(|mps| mps.leave(job));
     }
 
@@ -189,6 +221,18 @@ impl CudaDevice {
             return env;
         };
         env.extend(watched.mps().env());
+        // Read by MPS when a process connects: 0 is normal, 1 below normal. Priority that changes
+        // while it runs is that of its streams, which the SDK sets.
+        if self.has_priority {
+            let below = !start.serves && !start.allowed.priority;
+            env.push(("CUDA_MPS_CLIENT_PRIORITY", u8::from(below).to_string()));
+        } else {
+            env.push((NO_PRIORITY, "0".into()));
+        }
+        if let Some(gates) = &self.gates {
+            // Without a gate the pace of its roommates protects a service.
+            env.extend(gates.env(start).unwrap_or_default());
+        }
         let limit = Self::limit(start);
         if limit.sm_permille < Limit::WHOLE.sm_permille {
             let percent = f64::from(limit.sm_permille) / 10.0;
@@ -298,6 +342,9 @@ impl CudaDevice {
         self.gpus.iter().filter_map(|g| g.mps.as_ref()).for_each(|mps| mps.close(empty));
     }
 }
+
+/// The variable by which the SDK learns, if it is 0, that no stream gets priority.
+const NO_PRIORITY: &str = "ROOMMATE_PRIORITY";
 
 /// The file with the UUIDs of the GPUs that a state was begun with, so that a later daemon does not
 /// take others while jobs still run on these.

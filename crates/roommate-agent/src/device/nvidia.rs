@@ -7,6 +7,7 @@
 
 mod bounded_command;
 mod excess;
+pub(crate) mod gates;
 mod mps;
 mod nvml;
 mod sampler;

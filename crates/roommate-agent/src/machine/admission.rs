@@ -21,10 +21,10 @@ impl Machine {
             owner_uid: known.program.user.as_ref().map_or_else(own_uid, |u| u.uid),
             gpus: &place.gpus,
             allowed: known.allowed(place.knobs),
-            turns: place.knobs.turns,
+            without_mps: apart || place.knobs.turns,
             mem_mib: known.program.mem_mib,
             has_sdk: known.uses_sdk(),
-            apart,
+            serves: known.program.service.is_some(),
         }
     }
 

@@ -257,7 +257,7 @@ impl Machine {
         let company = if known.suspect {
             Company::Apart
         } else if self.device.is_mps_client(&place.gpus, known.program.id) {
-            Company::Mps
+            if self.device.gates_launches() { Company::Gated } else { Company::Mps }
         } else {
             Company::Usual
         };
@@ -286,14 +286,20 @@ impl Machine {
         if launch.as_ref().is_some_and(|l| l.mps) {
             let known = &self.jobs[&job];
             let start = Self::device_start(known, &start.place, false);
-            self.device.adopt(&start, self.now());
+            let env = launch.as_ref().map(|l| l.env.clone()).unwrap_or_default();
+            self.device.adopt(&start, &env, self.now());
         }
+        // A process that an older daemon started may have no gate.
+        let gated = launch.as_ref().is_some_and(|l| l.env.contains_key(device::GATE_FILE));
         let token = launch.map(|l| l.token).unwrap_or_default();
         self.record(job, attempt, token, supervisor, start.place.clone());
         let (held, awaited) = (start.user.held, self.jobs[&job].is_awaited());
         let back_by = self.now() + COME_BACK;
         let Some(t) = self.jobs.get_mut(&job).and_then(|j| j.tenant.as_mut()) else { return };
         t.frozen = self.control.is_frozen(t);
+        if t.company == Company::Gated && !gated {
+            t.company = Company::Mps;
+        }
         t.goal = goal.clone();
         match goal {
             Goal::Run => {

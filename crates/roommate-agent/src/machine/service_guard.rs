@@ -1,26 +1,31 @@
-//! The guard of a service: holds its roommates back while it is about to miss its objective.
+//! The guard of a service: holds its roommates back while it is about to miss its objective, where
+//! their kernel launches cannot be held back by the service itself.
 //!
 //! | the service reports | its roommates |
 //! |---|---|
-//! | pressure from 1000 ‰ on, or more late requests than the objective allows | are paused |
-//! | pressure from 700 ‰ on | run at half their pace |
-//! | pressure below 500 ‰ for half a second | get 50 ‰ of their pace back, every 250 ms |
+//! | pressure from 1000 ‰ on, or more late requests than the objective allows | lose half of |
+//! | | their pace; below a sixteenth they are paused |
+//! | pressure from 850 ‰ on | lose a fifth of their pace |
+//! | pressure below 600 ‰ for half a second | get 50 ‰ of their pace back, every 250 ms |
 //! | that it is not ready, or nothing for two seconds | are not held back |
 //!
 //! Cutting fast and raising slowly is what lets latencies of milliseconds be kept beside training:
 //! a burst of requests is over before training is back at full pace, and the next one finds it
 //! slow already. The pressure comes before the first late request, because it counts the age of
-//! requests that still wait.
+//! requests that still wait. Late requests are counted over a second: of few requests one late one
+//! is more than an objective allows, but says little.
 
 use crate::protocol::Served;
 use roommate_core::knobs::Knobs;
 use std::time::{Duration, Instant};
 
-/// Pressure from which roommates are paused, and from which their pace is halved.
+/// Pressure from which the pace is halved, and from which it is cut by a fifth.
 const ALARM: u32 = 1000;
-const HIGH: u32 = 700;
+const HIGH: u32 = 850;
+/// A pace below this is a pause.
+const LEAST: u16 = 63;
 /// Pressure below which their pace is raised, and for how long it has to be that low.
-const CALM: u32 = 500;
+const CALM: u32 = 600;
 const CALM_FOR: Duration = Duration::from_millis(500);
 /// By how much and how often it is raised.
 const RAISE: u16 = 50;
@@ -29,6 +34,8 @@ const RAISE_EVERY: Duration = Duration::from_millis(250);
 const CUT_EVERY: Duration = Duration::from_millis(20);
 /// After this time without a report a service holds nobody back.
 const SILENCE: Duration = Duration::from_secs(2);
+/// How long requests count as recent, s.
+const RECENT_S: f64 = 1.0;
 
 /// The guard of one service.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +43,8 @@ pub(crate) struct ServiceGuard {
     /// The part of its requests that may be late.
     may_be_late: f64,
     pace_permille: u16,
+    /// Recent requests, and those of them that were late; both fade.
+    recent: (f64, f64),
     /// Its last report.
     heard: Option<Instant>,
     /// When the pace was last cut.
@@ -48,7 +57,8 @@ impl ServiceGuard {
     /// A guard of a service of which this part of the requests may be late.
     pub(crate) fn new(may_be_late: f64) -> Self {
         let (heard, cut, raise_at) = (None, None, None);
-        Self { may_be_late, pace_permille: Knobs::PACE_FULL, heard, cut, raise_at }
+        let pace_permille = Knobs::PACE_FULL;
+        Self { may_be_late, pace_permille, recent: (0.0, 0.0), heard, cut, raise_at }
     }
 
     /// Handles a report of the service.
@@ -58,12 +68,18 @@ impl ServiceGuard {
             self.let_go();
             return;
         }
+        let passed = self.heard.map_or(RECENT_S, |at| now.duration_since(at).as_secs_f64());
         self.heard = Some(now);
-        let over = served.late as f64 > self.may_be_late * served.requests as f64;
+        let fades = (-passed / RECENT_S).exp();
+        let (requests, late) = self.recent;
+        self.recent =
+            (requests * fades + served.requests as f64, late * fades + served.late as f64);
+        // One late request more than allowed is luck.
+        let over = self.recent.1 > self.may_be_late * self.recent.0 + 1.0;
         let most = match served.pressure_permille {
-            ALARM.. => 0,
-            _ if over => 0,
-            HIGH.. => self.pace_permille / 2,
+            ALARM.. => self.pace_permille / 2,
+            _ if over && served.late > 0 => self.pace_permille / 2,
+            HIGH.. => (u32::from(self.pace_permille) * 4 / 5) as u16,
             CALM.. => {
                 self.raise_at = None;
                 return;
@@ -75,7 +91,8 @@ impl ServiceGuard {
         };
         self.raise_at = None;
         if self.cut.is_none_or(|at| now.saturating_duration_since(at) >= CUT_EVERY) {
-            (self.pace_permille, self.cut) = (most, Some(now));
+            self.pace_permille = if most < LEAST { 0 } else { most };
+            self.cut = Some(now);
         }
     }
 
@@ -130,6 +147,7 @@ mod tests {
             queued: 0,
             batch: 1.0,
             busy_permille: 500,
+            held_permille: 0,
             ready: true,
         }
     }
@@ -139,18 +157,20 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_pauses_and_pressure_halves() {
+    fn alarms_halve_the_pace_and_in_the_end_pause() {
         let now = Instant::now();
         let mut guard = ServiceGuard::new(0.01);
         assert_eq!((guard.pace_permille(), guard.due()), (1000, None));
-        guard.hear(&served(700, 10, 0), now);
-        assert_eq!(guard.pace_permille(), 500);
+        guard.hear(&served(850, 10, 0), now);
+        assert_eq!(guard.pace_permille(), 800);
         // What the first cut did is not known yet.
         guard.hear(&served(1000, 10, 0), now + ms(10));
-        assert_eq!(guard.pace_permille(), 500);
-        guard.hear(&served(999, 10, 0), now + ms(20));
-        assert_eq!(guard.pace_permille(), 250);
-        guard.hear(&served(1000, 10, 0), now + ms(40));
+        assert_eq!(guard.pace_permille(), 800);
+        guard.hear(&served(1000, 10, 0), now + ms(20));
+        assert_eq!(guard.pace_permille(), 400);
+        for n in 2..=4 {
+            guard.hear(&served(1000, 10, 0), now + ms(20 * n));
+        }
         assert_eq!(guard.pace_permille(), 0);
     }
 
@@ -160,18 +180,26 @@ mod tests {
         let mut guard = ServiceGuard::new(0.1);
         guard.hear(&served(100, 20, 2), now);
         assert_eq!(guard.pace_permille(), 1000);
-        guard.hear(&served(100, 20, 3), now);
-        assert_eq!(guard.pace_permille(), 0);
+        // One more than allowed is luck, two are not.
+        guard.hear(&served(100, 10, 2), now);
+        assert_eq!(guard.pace_permille(), 1000);
+        guard.hear(&served(100, 10, 2), now);
+        assert_eq!(guard.pace_permille(), 500);
+        // They are forgotten.
+        guard.hear(&served(100, 10, 1), now + Duration::from_millis(1900));
+        assert_eq!(guard.pace_permille(), 500);
     }
 
     #[test]
     fn the_pace_comes_back_in_steps_once_it_is_calm() {
         let now = Instant::now();
         let mut guard = ServiceGuard::new(0.01);
-        guard.hear(&served(1200, 10, 0), now);
+        for n in 0..5 {
+            guard.hear(&served(1200, 10, 0), now + ms(20 * n));
+        }
         // Neither high nor calm: it stays.
         guard.hear(&served(600, 10, 0), now + ms(100));
-        guard.hear(&served(499, 10, 0), now + ms(200));
+        guard.hear(&served(599, 10, 0), now + ms(200));
         assert_eq!(guard.due(), Some(now + ms(700)));
         guard.advance(now + ms(699));
         assert_eq!(guard.pace_permille(), 0);
@@ -180,7 +208,7 @@ mod tests {
         guard.hear(&served(0, 0, 0), now + ms(1_500));
         assert_eq!(guard.pace_permille(), 200);
         // Pressure in between begins the wait anew.
-        guard.hear(&served(550, 10, 0), now + ms(1_600));
+        guard.hear(&served(650, 10, 0), now + ms(1_600));
         guard.hear(&served(100, 10, 0), now + ms(1_700));
         guard.advance(now + ms(2_199));
         assert_eq!(guard.pace_permille(), 200);
@@ -197,7 +225,7 @@ mod tests {
         guard.advance(now + SILENCE);
         assert_eq!((guard.pace_permille(), guard.due()), (1000, None));
         guard.hear(&served(1000, 10, 0), now + SILENCE);
-        assert_eq!(guard.pace_permille(), 0);
+        assert_eq!(guard.pace_permille(), 500);
         guard.hear(&Served { ready: false, ..served(1000, 10, 10) }, now + SILENCE + ms(50));
         assert_eq!(guard.pace_permille(), 1000);
     }
@@ -219,7 +247,7 @@ mod tests {
                 let before = guard.pace_permille();
                 let requests = below(50);
                 let late = below(requests + 1) * u64::from(below(4) == 0);
-                let pressure = [0, 499, 500, 699, 700, 999, 1000, u32::MAX][below(8) as usize];
+                let pressure = [0, 599, 600, 849, 850, 999, 1000, u32::MAX][below(8) as usize];
                 let ready = below(20) > 0;
                 guard.hear(&Served { ready, ..served(pressure, requests, late) }, now);
                 assert!(guard.pace_permille() <= Knobs::PACE_FULL);
@@ -237,7 +265,7 @@ mod tests {
             while now < calm_from + if speaks { full_within } else { SILENCE } {
                 now += ms(50);
                 if speaks && below(3) == 0 {
-                    guard.hear(&served(below(500) as u32, 10, 0), now);
+                    guard.hear(&served(below(600) as u32, 10, 0), now);
                 } else {
                     guard.advance(now);
                 }

@@ -2,7 +2,7 @@
 //! their guards, which hold roommates back.
 
 use crate::machine::service_guard::ServiceGuard;
-use crate::machine::tenant::{Goal, Tenant};
+use crate::machine::tenant::{Company, Goal, Tenant};
 use crate::machine::{Machine, Report};
 use crate::protocol;
 use crate::protocol::front::Objective;
@@ -22,6 +22,11 @@ const RECENT: Duration = Duration::from_secs(10);
 /// The least pace of a roommate that is not paused: one that is still starting could not say hello.
 const SLOWEST_PERMILLE: u16 = 100;
 
+/// The part of a window from which on it counts that kernel launches were held back in it, and for
+/// how long that is said after the last such window.
+const NOTICEABLE_PERMILLE: u16 = 20;
+const HOLDS_FOR: Duration = Duration::from_secs(3);
+
 /// What is known of a running service.
 #[derive(Debug)]
 pub(crate) struct Serving {
@@ -33,6 +38,8 @@ pub(crate) struct Serving {
     open: Option<(Instant, protocol::Served)>,
     /// Windows of the last seconds.
     recent: VecDeque<(Instant, Served)>,
+    /// When it last held back kernel launches for a noticeable time.
+    holds: Option<Instant>,
     /// Windows that were not reported yet, and when there was a report last.
     account: Served,
     reported: Instant,
@@ -46,6 +53,7 @@ impl Serving {
             last: None,
             open: None,
             recent: VecDeque::new(),
+            holds: None,
             account: Served::default(),
             reported: now,
         }
@@ -53,6 +61,9 @@ impl Serving {
 
     fn hear(&mut self, served: protocol::Served, now: Instant) {
         self.guard.hear(&served, now);
+        if served.held_permille >= NOTICEABLE_PERMILLE {
+            self.holds = Some(now);
+        }
         let (began, open) = match self.open.take() {
             Some((began, open)) => (began, open.and(&served)),
             None => (now, served.clone()),
@@ -86,6 +97,11 @@ impl Serving {
             p99_us: of.p99_us,
             worst_us: of.p99_us,
         }
+    }
+
+    /// Whether it has held back kernel launches lately.
+    fn holds_launches(&self, now: Instant) -> bool {
+        self.holds.is_some_and(|at| now.duration_since(at) < HOLDS_FOR)
     }
 
     /// Totals that were not reported yet.
@@ -175,11 +191,14 @@ impl Machine {
 
     /// When the pace of a service's roommates is raised next.
     pub(super) fn services_due(&self) -> Option<Instant> {
-        self.serving.values().filter_map(|s| s.guard.due()).min()
+        let now = self.now();
+        let over = |s: &Serving| s.holds.map(|at| at + HOLDS_FOR).filter(|at| *at > now);
+        self.serving.values().flat_map(|s| [s.guard.due(), over(s)]).flatten().min()
     }
 
     /// The service for which a tenant is held back most, and the pace that it may have. Services
-    /// are not held back for each other.
+    /// are not held back for each other; of a tenant whose kernel launches services hold back the
+    /// pace is not changed.
     pub(super) fn held_back_for(&self, job: JobIdx, t: &Tenant) -> Option<(JobIdx, u16)> {
         if self.jobs.get(&job).is_some_and(|j| j.program.service.is_some()) {
             return None;
@@ -188,6 +207,12 @@ impl Machine {
         let beside = |service: JobIdx| {
             self.tenant(service).is_some_and(|s| t.gpus.iter().any(|gpu| s.uses(*gpu)))
         };
+        let now = self.now();
+        if t.company == Company::Gated {
+            let mut holding = self.serving.iter().filter(|(_, s)| s.holds_launches(now));
+            let service = holding.find(|(service, _)| beside(**service))?;
+            return Some((*service.0, Knobs::PACE_FULL));
+        }
         let holding =
             self.serving.iter().filter(|(_, s)| s.guard.pace_permille() < Knobs::PACE_FULL);
         let holding = holding.filter(|(service, _)| beside(**service));
@@ -238,6 +263,7 @@ mod tests {
             queued: 2,
             batch: 1.0,
             busy_permille: 500,
+            held_permille: 0,
             ready: true,
         }
     }

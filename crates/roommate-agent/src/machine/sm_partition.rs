@@ -67,6 +67,26 @@ pub(crate) fn ranges(
         .collect()
 }
 
+/// Parts of the GPU to which tenants are confined that are held back, smallest first. In less than
+/// the smallest one steps take so long that pauses disturb others less.
+const LIMITS: [f64; 3] = [0.36, 0.5, 0.75];
+
+/// The range and the pace in it of a tenant that may run at this part of its speed: the smallest
+/// range in which it can, at the end of the GPU. `None` = it needs more than any of them.
+pub(crate) fn limited(
+    SmGroups { groups, rest }: SmGroups,
+    permille: u16,
+) -> Option<(SmRange, u16)> {
+    let wanted = f64::from(permille) / 1000.0;
+    let part = LIMITS.into_iter().find(|part| wanted <= *part)?;
+    let count = ((part * f64::from(groups)).round() as u16).max(LEAST_SMS / GRAIN);
+    if count >= groups {
+        return None;
+    }
+    let range = SmRange { first: (groups - count) * GRAIN, sms: count * GRAIN + rest };
+    Some((range, (1000.0 * wanted / part).round() as u16))
+}
+
 /// Whether two ranges have an SM in common.
 pub(crate) fn overlap(a: SmRange, b: SmRange) -> bool {
     a.first < b.first + b.sms && b.first < a.first + a.sms
@@ -77,6 +97,17 @@ mod tests {
     use super::*;
 
     const H200: SmGroups = SmGroups { groups: 15, rest: 12 };
+
+    #[test]
+    fn who_is_held_back_gets_fewer_sms_and_then_pauses() {
+        assert_eq!(limited(H200, 1000), None);
+        let range = |first, sms| SmRange { first, sms };
+        assert_eq!(limited(H200, 600), Some((range(32, 100), 800)));
+        assert_eq!(limited(H200, 500), Some((range(56, 76), 1000)));
+        assert_eq!(limited(H200, 90), Some((range(80, 52), 250)));
+        assert_eq!(limited(H200, 0), Some((range(80, 52), 0)));
+        assert_eq!(limited(SmGroups::default(), 100), None, "the GPU cannot be partitioned");
+    }
 
     fn found(claims: &[(f64, bool)]) -> Vec<String> {
         let claims: Vec<Claim> = claims

@@ -83,6 +83,8 @@ pub(crate) struct Tenant {
 pub(crate) enum Company {
     /// As a client of MPS, beside other clients.
     Mps,
+    /// The same, and services can hold back its kernel launches.
+    Gated,
     /// Without MPS.
     Usual,
     /// Isolated from other tenants.
@@ -146,7 +148,11 @@ impl JobRuntime {
 
     /// What it may use of each device with these knobs.
     pub(crate) fn allowed(&self, knobs: Knobs) -> Allowed {
-        Allowed::new(knobs, f64::from(self.user.share_permille) / 1000.0)
+        let most = f64::from(self.user.share_permille) / 1000.0;
+        // A speed that is guaranteed is protected by priority first, which costs others least.
+        let first = self.program.service.is_some() || knobs.floor_permille > 0;
+        let priority = knobs.priority || first;
+        Allowed { priority, ..Allowed::new(knobs, most) }
     }
 
     /// Whether its process is suspended in memory, or about to be.
@@ -195,7 +201,8 @@ impl Tenant {
 
     /// Whether it uses the MPS daemon of its GPU, where there is one.
     pub(crate) fn is_mps_client(&self) -> bool {
-        self.company == Company::Mps && device::is_mps_client(&self.gpus, false, self.knobs.turns)
+        let client = matches!(self.company, Company::Mps | Company::Gated);
+        client && device::is_mps_client(&self.gpus, self.knobs.turns)
     }
 
     /// Whether it uses this GPU: it runs on it, or has not been suspended or left yet.

@@ -2,7 +2,7 @@
 //! for each tenant, which is sent to tenants with the SDK and enforced by signals on others.
 
 use crate::device::Allowed;
-use crate::machine::tenant::{Goal, Tenant};
+use crate::machine::tenant::{Goal, JobRuntime, Tenant};
 use crate::machine::{Machine, sm_partition};
 use crate::process::duty_cycle::DutyCycle;
 use crate::protocol::{SmRange, ToTenant, Tune};
@@ -100,15 +100,30 @@ impl Machine {
             _ => Knobs::PACE_FULL,
         };
         let for_service = self.held_back_for(job, t).map_or(Knobs::PACE_FULL, |(_, pace)| pace);
+        // A tenant that can be confined is held back by fewer SMs as far as that goes: at the same
+        // speed it disturbs less than one that runs on all SMs for a part of the time.
+        let seat = self.sm_range(job);
+        let limit = if seat.is_none() { self.limited(t, known, allowed) } else { None };
+        let allowed = limit.map_or(allowed, |(_, pace)| pace);
         let (user, asked, mem_mib) = (known.user, known.program.mem_mib, t.knobs.mem_mib);
         let batch = if user.batch > 0 { user.batch } else { t.knobs.batch };
         Some(Tune {
             pace_permille: own.min(allowed).min(for_service),
             interleaved: t.gpus.iter().any(|g| interleaved.binary_search(g).is_ok()),
-            seat: self.sm_range(job),
+            seat: seat.or(limit.map(|(range, _)| range)),
             gpu_mib: if mem_mib < asked { mem_mib } else { 0 },
+            shared: known.program.service.is_some() && self.has_training_roommates(job),
             ..Tune::of(&Knobs { batch, ..t.knobs })
         })
+    }
+
+    /// The SM range and the pace in it of a tenant that may run at this part of its speed; `None` =
+    /// it cannot be confined, or need not be.
+    fn limited(&self, t: &Tenant, known: &JobRuntime, permille: u16) -> Option<(SmRange, u16)> {
+        let ([gpu], true) = (&t.gpus[..], t.is_mps_client() && known.uses_sdk()) else {
+            return None;
+        };
+        sm_partition::limited(self.device.sm_groups(*gpu), permille)
     }
 
     /// Tenants that use this GPU.
@@ -173,6 +188,15 @@ impl Machine {
     /// Whether another tenant uses one of the job's GPUs.
     pub(super) fn has_roommates(&self, job: JobIdx) -> bool {
         let shares = |gpu: &GpuIdx| self.tenants_of(*gpu).any(|(other, _)| other != job);
+        self.tenant(job).is_some_and(|t| t.gpus.iter().any(shares))
+    }
+
+    /// Whether a tenant that is no service uses one of the job's GPUs.
+    fn has_training_roommates(&self, job: JobIdx) -> bool {
+        let trains = |other: JobIdx| {
+            other != job && self.jobs.get(&other).is_some_and(|j| j.program.service.is_none())
+        };
+        let shares = |gpu: &GpuIdx| self.tenants_of(*gpu).any(|(other, _)| trains(other));
         self.tenant(job).is_some_and(|t| t.gpus.iter().any(shares))
     }
 

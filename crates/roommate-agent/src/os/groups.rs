@@ -32,9 +32,8 @@ impl Limits {
 pub(crate) trait Groups: Send + Sync {
     /// Creates a group, and returns the folders that its members have to join.
     fn create(&self, name: &str, limits: Limits) -> io::Result<Vec<PathBuf>>;
-    /// Limits the CPU time of a group to this many cores; `None` = no limit. A group without a
-    /// promise uses mostly idle time.
-    fn limit_cpu(&self, name: &str, cores: Option<f64>, promised: bool) -> io::Result<()>;
+    /// Limits the CPU time of a group to this many cores; `None` = no limit.
+    fn limit_cpu(&self, name: &str, cores: Option<f64>, weight: Weight) -> io::Result<()>;
     /// Stops all members, or lets them continue.
     fn freeze(&self, name: &str, frozen: bool) -> io::Result<()>;
     /// Whether the group is frozen.
@@ -51,6 +50,16 @@ pub(crate) trait Groups: Send + Sync {
     fn close(&self);
     /// Whether CPU time is limited by the unified hierarchy, by another one, or not at all.
     fn cpu_limits(&self) -> CpuLimits;
+}
+
+/// How much CPU time a group gets beside others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weight {
+    /// Mostly before all others.
+    First,
+    Usual,
+    /// Mostly what others leave.
+    Idle,
 }
 
 /// Where CPU time is limited.
@@ -330,7 +339,7 @@ impl Groups for RealGroups {
         Ok(folders)
     }
 
-    fn limit_cpu(&self, name: &str, cores: Option<f64>, promised: bool) -> io::Result<()> {
+    fn limit_cpu(&self, name: &str, cores: Option<f64>, weight: Weight) -> io::Result<()> {
         let Some(h) = self.with("cpu") else { return Ok(()) };
         let folder = h.root.join(name);
         // If the quota would be too small for the usual period, the period is longer.
@@ -350,9 +359,12 @@ impl Groups for RealGroups {
                 fs::write(&at_quota, quota.to_string())?;
             }
         }
-        let weight = |most: &str, least: &str| if promised { most } else { least }.to_string();
-        let (v2, v1) = (weight("100", "1"), weight("1024", "2"));
-        self.set("cpu", name, ("cpu.weight", v2), ("cpu.shares", v1));
+        let (v2, v1) = match weight {
+            Weight::First => ("10000", "102400"),
+            Weight::Usual => ("100", "1024"),
+            Weight::Idle => ("1", "2"),
+        };
+        self.set("cpu", name, ("cpu.weight", v2.into()), ("cpu.shares", v1.into()));
         Ok(())
     }
 

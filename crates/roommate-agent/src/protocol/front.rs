@@ -17,8 +17,9 @@ pub struct FrontSpec {
     pub objective: Objective,
     /// Most requests in a batch.
     pub max_batch: u32,
-    /// How long a batch is waited for to fill, in milliseconds.
-    pub fill_ms: f64,
+    /// How long a batch is waited for to fill, in milliseconds; `None` = the front chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill_ms: Option<f64>,
     /// Most requests that wait; further ones are refused.
     pub queue: u32,
     /// What answers the batches.
@@ -67,7 +68,7 @@ impl FrontSpec {
             listen: "127.0.0.1:8000".parse().unwrap(),
             objective: Objective { quantile: 0.99, ms: 25.0 },
             max_batch: 32,
-            fill_ms: 2.0,
+            fill_ms: Some(2.0),
             queue: 1024,
             server: ServerSpec::Sdk {},
         }

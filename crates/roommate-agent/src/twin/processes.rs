@@ -1,7 +1,7 @@
 //! Processes of the twin: supervisors that claim attempts and record exits with the code of the
 //! real ones, and commands that run for as long as their words say.
 
-use crate::os::groups::{CpuLimits, Groups, Limits};
+use crate::os::groups::{CpuLimits, Groups, Limits, Weight};
 use crate::os::processes::{Ended, Process, Processes, Stat};
 use crate::os::{Os, disk};
 use crate::process::supervisor::{Attempt, Claim};
@@ -403,7 +403,7 @@ impl Groups for TwinProcesses {
         Ok(vec![Path::new("/cgroup").join(name)])
     }
 
-    fn limit_cpu(&self, _: &str, _: Option<f64>, _: bool) -> io::Result<()> {
+    fn limit_cpu(&self, _: &str, _: Option<f64>, _: Weight) -> io::Result<()> {
         self.faults.call()
     }
 

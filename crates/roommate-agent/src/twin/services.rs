@@ -165,6 +165,7 @@ fn served(pressure_permille: u32) -> Served {
         queued: 1,
         batch: 2.0,
         busy_permille: 300,
+        held_permille: 0,
         ready: true,
     }
 }
@@ -199,16 +200,18 @@ fn roommates_are_held_back_and_let_go() {
     node.serve(100);
     assert_eq!(node.notes(), []);
     // Half the pace: the SDK keeps it, and signals do for the other.
-    node.serve(800);
+    node.serve(1_000);
     assert_eq!(node.paces(WITH_SDK), [500]);
     let cycle = |node: &Node| {
         node.machine.job(WITHOUT).unwrap().tenant.as_ref().unwrap().duty_cycle.is_some()
     };
     assert!(cycle(&node) && !node.is_frozen(WITHOUT));
-    // Paused.
-    node.pass(30);
-    node.serve(1_000);
-    assert_eq!(node.paces(WITH_SDK), [0]);
+    // Paused in the end.
+    for _ in 0..4 {
+        node.pass(30);
+        node.serve(1_000);
+    }
+    assert_eq!(node.paces(WITH_SDK), [250, 125, 0]);
     assert!(node.is_frozen(WITHOUT));
     let held = [WITH_SDK, WITHOUT].map(|job| (job, Reason::HeldBackFor(SERVICE)));
     assert_eq!(node.notes(), held);
@@ -236,8 +239,11 @@ fn roommates_are_held_back_and_let_go() {
 fn a_service_that_goes_away_holds_nobody_back() {
     for how in ["silent", "gone", "not ready"] {
         let mut node = shared();
-        node.serve(1_000);
-        assert_eq!(node.paces(WITH_SDK), [0], "{how}");
+        for _ in 0..4 {
+            node.serve(1_000);
+            node.pass(20);
+        }
+        assert_eq!(node.paces(WITH_SDK), [500, 250, 125, 0], "{how}");
         match how {
             "silent" => node.pass(2_001),
             "gone" => {
@@ -257,7 +263,10 @@ fn a_roommate_that_is_starting_is_only_slowed() {
     node.start(SERVICE, 0, false);
     node.connect(SERVICE);
     node.start(WITH_SDK, 0, true);
-    node.serve(1_000);
+    for _ in 0..4 {
+        node.serve(1_000);
+        node.pass(20);
+    }
     assert!(!node.is_frozen(WITH_SDK));
     let orders = node.machine.job(WITH_SDK).unwrap().tenant.as_ref().unwrap().orders;
     assert_eq!(orders.pace_permille, 100);

@@ -150,6 +150,7 @@ impl World {
             devices: Some(2),
             seed,
             may_use_cgroups: has_groups,
+            without: Vec::new(),
             claim: false,
             costs: Config::usual_costs(kind),
             known: None,

@@ -60,7 +60,7 @@ impl Measured {
 
     fn tenant(&self, state: &State, job: JobIdx, knobs: Knobs) -> Tenant {
         let work = self.work(state, job);
-        let sms = match knobs.sm_permille {
+        let sms = |permille: u16| match permille {
             0 | Knobs::SM_ALL.. => None,
             part => {
                 let exact =
@@ -70,7 +70,14 @@ impl Measured {
         };
         let batch = batch(state, job, work, knobs);
         let load = self.loads.get(job).copied().flatten().unwrap_or(work.load);
-        Tenant { task: work.task, batch, sms, load }
+        Tenant {
+            task: work.task,
+            batch,
+            sms: sms(knobs.sm_permille),
+            load,
+            priority: knobs.priority,
+            most_sms: sms(knobs.sm_most_permille),
+        }
     }
 
     /// For a service: batches per second relative to batches of its profile's own size, alone on
@@ -78,8 +85,9 @@ impl Measured {
     fn service_speed(&self, state: &State, seated: &[Tenant], job: JobIdx, index: usize) -> f64 {
         let own = self.work(state, job);
         let alone_s = self.atlas.batch_s(own.task, own.batch, None);
-        let Tenant { task, batch, sms, .. } = seated[index];
-        let there_s = self.atlas.batch_s(task, batch, sms) * self.atlas.slowdown(seated, index);
+        let Tenant { task, batch, .. } = seated[index];
+        let alone_there_s = self.atlas.batch_s(task, batch, seated[index].reach());
+        let there_s = alone_there_s * self.atlas.slowdown(seated, index);
         (alone_s / there_s).max(SLOWEST)
     }
 

@@ -8,7 +8,8 @@
 //! [`contention`]: crate::measurement::contention
 
 use crate::measurement::contention::{
-    self, ByPairKind, Errors, Fit, Footprint, Guest, PairKind, Side, TaskId, Validation,
+    self, ByPairKind, Errors, Fit, Footprint, Guest, MECHANISMS, PairKind, Rights, Side, TaskId,
+    Validation,
 };
 use crate::measurement::rows::{Alone, Gpm, Group, Mixed, Rate, Row, Solo, TaskKind, Trainings};
 use serde::Serialize;
@@ -16,10 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 mod alone;
 mod curve;
+mod graphs;
 mod service;
 mod task;
 
 pub use alone::{AloneErrors, check_alone};
+pub use graphs::{Graphs, read_graphs};
 use service::Service;
 use task::Task;
 
@@ -34,6 +37,10 @@ pub struct Tenant {
     pub sms: Option<u32>,
     /// Share of time during which it has work; 1 for training.
     pub load: f64,
+    /// Whether its kernels start before those of tenants without priority.
+    pub priority: bool,
+    /// SMs that it is limited to, without a promise; `None` = no limit.
+    pub most_sms: Option<u32>,
 }
 
 /// The counters that a monitor shows while a task runs alone.
@@ -251,8 +258,8 @@ impl Atlas {
                 let service = self.task(TaskKind::Serve, b)?;
                 let load = (rate_b / self.steps_per_s(service, *batch_b)).min(1.0);
                 let tenants = [
-                    Tenant { task, batch: *batch_a, sms: Some(*sms_a), load: 1.0 },
-                    Tenant { task: service, batch: *batch_b, sms: Some(*sms_b), load },
+                    Tenant { sms: Some(*sms_a), ..Tenant::plain(task, *batch_a) },
+                    Tenant { sms: Some(*sms_b), load, ..Tenant::plain(service, *batch_b) },
                 ];
                 let speed = ra.it_s / alone(&tenants[0], a);
                 Some(vec![Seen { kind: PairKind::Mixed, tenants, speed }])
@@ -263,7 +270,7 @@ impl Atlas {
     /// A training task on the whole GPU, or confined to `sms` SMs.
     fn training(&self, name: &str, batch: u32, sms: Option<u32>) -> Option<Tenant> {
         let task = self.task(TaskKind::Train, name)?;
-        Some(Tenant { task, batch, sms, load: 1.0 })
+        Some(Tenant { sms, ..Tenant::plain(task, batch) })
     }
 
     /// The tenants of a group of known tasks with their speeds.
@@ -363,6 +370,7 @@ impl Atlas {
             match self.beside.get(&(tenants[index].task, other.task)) {
                 Some(measured) => {
                     let extra = b.load * (service::at_batch(measured, tenants[index].batch) - 1.0);
+                    let extra = MECHANISMS.weigh(extra, &a.rights, &b.rights);
                     if overlap > 0.0 { extra.max(model) } else { extra }
                 }
                 None => model,
@@ -372,13 +380,19 @@ impl Atlas {
     }
 
     fn guest(&self, tenant: Tenant) -> Guest {
-        let Tenant { task, batch, sms, load } = tenant;
+        let Tenant { task, batch, sms, load, priority, most_sms } = tenant;
+        let part = |sms: u32| f64::from(sms.min(self.sms)) / f64::from(self.sms);
         Guest {
             footprint: self.footprint(task, batch),
             character: self.fit.character(task),
-            kept: sms.map_or(1.0, |sms| self.kept(task, batch, sms)),
-            share: sms.map(|sms| f64::from(sms.min(self.sms)) / f64::from(self.sms)),
+            kept: tenant.reach().map_or(1.0, |sms| self.kept(task, batch, sms)),
+            share: sms.map(part),
             load: load.clamp(0.0, 1.0),
+            rights: Rights {
+                first: priority,
+                most: most_sms.filter(|_| sms.is_none()).map_or(1.0, part),
+                serves: self.services.contains_key(&task),
+            },
         }
     }
 
@@ -391,8 +405,12 @@ impl Atlas {
         let least = if tenants.len() > 2 { 0.0 } else { f64::NEG_INFINITY };
         self.speed_with(tenants, index, |a, b, kept| {
             let met = self.met.get(&(a.seat(), b.seat()))?;
+            // A limit without a promise was not measured in pairs: it changes what is kept alone,
+            // and the loss is the one that was measured without it.
+            let kept = if a.most_sms.is_some() && a.sms.is_none() { 1.0 } else { kept };
             let same = (met.load - b.load).abs() <= SAME_LOAD;
-            same.then(|| (kept * f64::from(met.runs) / met.sum - 1.0).max(least))
+            let extra = same.then(|| (kept * f64::from(met.runs) / met.sum - 1.0).max(least))?;
+            Some(MECHANISMS.weigh(extra, &self.guest(a).rights, &self.guest(b).rights))
         })
     }
 
@@ -502,6 +520,17 @@ struct Seen {
 }
 
 impl Tenant {
+    /// A tenant that always has work, without priority or limits.
+    pub fn plain(task: TaskId, batch: u32) -> Self {
+        Self { task, batch, sms: None, load: 1.0, priority: false, most_sms: None }
+    }
+
+    /// SMs that it can use at most; `None` = all.
+    pub fn reach(self) -> Option<u32> {
+        let both = self.sms.zip(self.most_sms).map(|(own, most)| own.min(most));
+        both.or(self.sms).or(self.most_sms)
+    }
+
     fn seat(self) -> Seat {
         Seat { task: self.task, batch: self.batch, sms: self.sms }
     }

@@ -21,6 +21,10 @@
 //! - `overlap`: 1 for tenants on the same SMs, 0 for those confined to disjoint ones.
 //! - `load`: the share of time during which a service has work; 1 for training.
 //!
+//! Two mechanisms change who waits for whom ([`Mechanisms`]). A tenant with priority waits less for
+//! one without it, and that one waits for it longer by the same factor. A tenant that is limited to
+//! a part of the SMs, without a promise, keeps others waiting less often.
+//!
 //! Four coefficients are fitted. For tasks that were measured in pairs, two factors each describe
 //! how they deviate from what their counters predict ([`Character`]); unmeasured tasks have none.
 //!
@@ -70,6 +74,61 @@ pub struct Guest {
     pub share: Option<f64>,
     /// Share of time during which it has work.
     pub load: f64,
+    /// How it shares beyond that.
+    pub rights: Rights,
+}
+
+/// What a tenant may do that its share does not say.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rights {
+    /// Whether its kernels start before those of tenants without priority.
+    pub first: bool,
+    /// Largest share of the SMs that it may use, without a promise; 1 = all.
+    pub most: f64,
+    /// Whether it is a service, whose batches are launched at once.
+    pub serves: bool,
+}
+
+impl Rights {
+    /// No priority and no limit.
+    pub const PLAIN: Self = Self { first: false, most: 1.0, serves: false };
+}
+
+/// What priority and limits of SMs do to the waiting of tenants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mechanisms {
+    /// Part of its waiting that is left to a training task with priority.
+    pub first_training: f64,
+    /// The same for a service: all kernels of a batch are there from its start.
+    pub first_service: f64,
+    /// Exponent of the share to which a roommate without a promise is limited.
+    pub limited: f64,
+}
+
+/// Fitted on one H200: the first and the last to six pairs of training tasks under plain MPS, with
+/// priority of either kind, and with the roommate limited to 96 or 48 of 132 SMs. The second is
+/// read off one service with priority beside two training tasks (`docs/reference/interference.md`).
+pub const MECHANISMS: Mechanisms =
+    Mechanisms { first_training: 0.62, first_service: 0.32, limited: 1.2 };
+
+impl Mechanisms {
+    /// Factor on the waiting of `a` for `b`; exactly 1 while neither has priority nor a limit.
+    pub fn factor(&self, a: &Rights, b: &Rights) -> f64 {
+        let part = |of: &Rights| if of.serves { self.first_service } else { self.first_training };
+        let order = match (a.first, b.first) {
+            (true, false) => part(a),
+            (false, true) => 1.0 / part(b),
+            (true, true) | (false, false) => 1.0,
+        };
+        let limit = if b.most < 1.0 { b.most.powf(self.limited) } else { 1.0 };
+        order * limit
+    }
+
+    /// A loss with priority and limits. A measured gain is not made smaller by having priority, nor
+    /// larger by lacking it.
+    pub fn weigh(&self, extra: f64, a: &Rights, b: &Rights) -> f64 {
+        if extra > 0.0 { extra * self.factor(a, b) } else { extra }
+    }
 }
 
 /// The fitted coefficients.
@@ -115,7 +174,8 @@ impl Coefficients {
             let length = other.busy / other.launches.max(FEWEST_LAUNCHES);
             let filled = (other.sm / other.busy.max(1e-9)).clamp(0.0, 1.0).powf(self.fill);
             let character = (a.character.takes + b.character.gives).exp();
-            overlap * self.queue * launches * length * filled * character
+            let wait = overlap * self.queue * launches * length * filled * character;
+            MECHANISMS.weigh(wait, &a.rights, &b.rights)
         } else {
             0.0
         };
@@ -345,6 +405,7 @@ mod tests {
             // Four partitions of up to a quarter each always fit.
             share: rng.chance(0.5).then(|| 0.25 * rng.unit()),
             load: rng.unit(),
+            rights: Rights::PLAIN,
         }
     }
 
@@ -375,11 +436,65 @@ mod tests {
     #[test]
     fn equals_that_fill_the_gpu_share_it() {
         let footprint = Footprint { busy: 1.0, sm: 1.0, dram: 0.0, launches: 50.0 };
-        let one = Guest { footprint, character: <_>::default(), kept: 1.0, share: None, load: 1.0 };
+        let one = Guest {
+            footprint,
+            character: <_>::default(),
+            kept: 1.0,
+            share: None,
+            load: 1.0,
+            rights: Rights::PLAIN,
+        };
         let model = Coefficients::default();
         for n in 1..=4 {
             assert!((model.speed(&vec![one; n], 0) - 1.0 / n as f64).abs() < 1e-12);
         }
+    }
+
+    #[test]
+    fn priority_helps_its_owner_and_costs_the_others() {
+        let model = Coefficients { queue: 1.3, fill: 3.2, slack: 1.3, memory: 0.6 };
+        let mut rng = Rng::new(4);
+        for _ in 0..2_000 {
+            let mut three: Vec<Guest> = (0..3).map(|_| guest(&mut rng)).collect();
+            three.iter_mut().for_each(|g| g.rights.serves = rng.chance(0.3));
+            let speeds = |of: &[Guest]| [0, 1, 2].map(|i| model.speed(of, i));
+            let plain = speeds(&three);
+            let mut first = three.clone();
+            first[0].rights.first = true;
+            let with = speeds(&first);
+            assert!(with[0] >= plain[0] && with[1] <= plain[1] && with[2] <= plain[2]);
+            first.iter_mut().for_each(|g| g.rights.first = true);
+            assert_eq!(speeds(&first), plain, "priority of all is priority of none");
+        }
+    }
+
+    #[test]
+    fn a_tighter_limit_never_disturbs_others_more() {
+        let model = Coefficients { queue: 1.3, fill: 3.2, slack: 1.3, memory: 0.6 };
+        let mut rng = Rng::new(5);
+        for _ in 0..500 {
+            let two = [guest(&mut rng), guest(&mut rng)];
+            let beside = |most: f64| {
+                let rights = Rights { most, ..Rights::PLAIN };
+                model.speed(&[two[0], Guest { rights, ..two[1] }], 0)
+            };
+            let speeds: Vec<f64> = (1..=20).map(|n| beside(f64::from(n) / 20.0)).collect();
+            assert!(speeds.is_sorted_by(|a, b| a >= b), "{speeds:?}");
+            assert_eq!(speeds[19], model.speed(&two, 0));
+        }
+    }
+
+    #[test]
+    fn weights_of_mechanisms_by_hand() {
+        let first = Rights { first: true, ..Rights::PLAIN };
+        let capped = Rights { most: 0.5, ..Rights::PLAIN };
+        assert_eq!(MECHANISMS.factor(&first, &Rights::PLAIN), 0.62);
+        assert_eq!(MECHANISMS.factor(&Rights::PLAIN, &first), 1.0 / 0.62);
+        let service = Rights { serves: true, ..first };
+        let both = MECHANISMS.factor(&service, &capped);
+        assert!((both - 0.32 * 0.5f64.powf(1.2)).abs() < 1e-12);
+        // A pair that was measured faster than alone is noise, and stays as measured.
+        assert_eq!(MECHANISMS.weigh(-0.1, &first, &Rights::PLAIN), -0.1);
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn latency(atlas: &Atlas, task: TaskId, batch: u32) -> Box<[Profiled]> {
 /// Speeds of measured pairs on the whole GPU. A pair that is not there stands still, so that a
 /// policy which asks for its speed without asking whether it is known does not choose it.
 fn pairs(atlas: &Atlas, works: &[(TaskId, u32)]) -> Table {
-    let tenant = |(task, batch): (TaskId, u32)| Tenant { task, batch, sms: None, load: 1.0 };
+    let tenant = |(task, batch): (TaskId, u32)| Tenant::plain(task, batch);
     let mut known = BTreeMap::new();
     for (i, a) in works.iter().enumerate() {
         for (j, b) in works.iter().enumerate().skip(i) {

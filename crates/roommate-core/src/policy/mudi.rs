@@ -42,11 +42,18 @@
 //! `load_trigger`. "10 % larger" is read as × 1.10. By default up to three training tasks run
 //! beside a service, and GPUs with fewer tasks are preferred; the paper recommends one task
 //! (`mudi-published`), which doubles completion times in simulations with measured interference.
+//! `mechanism=priority` (`mudi-priority`) promises nobody a share: the service has priority, and
+//! training is limited to a part of the SMs, then to a part of its speed, as little as the
+//! predicted latency allows; batch and fill time of the service are those with the least time on
+//! the GPU. The prediction is corrected by the measured ratio, quickly upwards and slowly
+//! downwards. A service without a profile keeps its own batch, and only measured latencies move
+//! the limits.
 //! Training keeps its batch size. Several tasks on a GPU share the rest equally, as published.
 
 mod batch_search;
+mod free_sharing;
 
-use crate::event::Sample;
+use crate::event::{Sample, Served};
 use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx, ProfileIdx};
 use crate::interference::Estimate;
 use crate::job::{Class, Phase};
@@ -55,9 +62,10 @@ use crate::math::queueing::{Latencies, Queue};
 use crate::performance::latency::Axis;
 use crate::plan::Plan;
 use crate::policy::mudi::batch_search::Search;
+use crate::policy::mudi::free_sharing::FreeTuner;
 use crate::policy::serving::{
     Colocation, ColocationHistory, ColocationPolicy, GpuIndex, GpuTenants, LatencyModel, Limits,
-    ServiceColocation, ServiceConfig, TenantProfiles,
+    ServiceColocation, ServiceConfig, Sharing, TenantProfiles,
 };
 use crate::policy::{Fuzz, Policy};
 use crate::reason::Reason;
@@ -87,9 +95,23 @@ enum Score {
     Share,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Mechanism {
+    /// Disjoint parts of the SMs, as published.
+    #[default]
+    Parts,
+    /// Priority for the service, limits for training, and promises to nobody.
+    Priority,
+}
+
 registry! { "mudi.rs"
     ("mudi", family: Services, knows_durations: false, preset: r"{}",
         summary: "one service and training on each GPU; batch and share tuned to the service's SLO",
+        paper: "Chen et al., Mudi, EuroSys 2025", compat: &[])
+    ("mudi-priority", family: Services, knows_durations: false,
+        preset: r#"{"mechanism": "priority"}"#,
+        summary: "mudi with priority for services and limits for training instead of partitions",
         paper: "Chen et al., Mudi, EuroSys 2025", compat: &[])
     ("mudi-published", family: Services, knows_durations: false,
         preset: r#"{"slo_model": "published", "curve": "share", "score": "slope", "joint": false,
@@ -104,6 +126,13 @@ registry! { "mudi.rs"
 pub(super) struct Params {
     /// When a service is predicted to meet its SLO.
     slo_model: SloModel,
+    /// How services and training share a GPU.
+    mechanism: Mechanism,
+    /// Whether the machine gates training while a request would be late; then training stays
+    /// wherever the service alone meets its SLO (`priority`).
+    gate: bool,
+    /// Quantile of the predicted latency at which an SLO is met; 0 = as `caution` says.
+    quantile: f64,
     /// Over what latency curves are piecewise linear.
     curve: Axis,
     /// By what the GPU of a training task is chosen.
@@ -143,6 +172,9 @@ impl Default for Params {
     fn default() -> Self {
         Self {
             slo_model: SloModel::Queueing,
+            mechanism: Mechanism::Parts,
+            gate: false,
+            quantile: 0.0,
             curve: Axis::Inverse,
             score: Score::Slope,
             batches: vec![1, 2, 4, 8, 16, 32, 64],
@@ -167,6 +199,9 @@ impl Default for Params {
 fn fuzz(f: &mut Fuzz<'_>) {
     f.range("max_training", 1..=3);
     f.pick("profile_points", &[0, 3, 6]);
+    f.pick("mechanism", &["parts", "priority"]);
+    f.flip("gate", 0.3);
+    f.pick("quantile", &[0.0, 0.9, 0.99]);
     f.pick("slo_model", &["published", "queueing"]);
     f.pick("curve", &["share", "inverse"]);
     f.pick("score", &["slope", "share"]);
@@ -191,6 +226,9 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !sane(p.calm_s, 0.0) || !sane(p.round_s, 0.0) || !sane(p.retry_s, 1.0) {
         return Err("calm_s, round_s: expected seconds; retry_s: at least 1".into());
     }
+    if !(0.0..=0.999).contains(&p.quantile) || (p.quantile > 0.0 && p.quantile < 0.5) {
+        return Err("quantile: expected 0, or 0.5 to 0.999".into());
+    }
     let limits = Limits::new(p.max_training, p.least_training, p.min_memory)?;
     let known = LatencyModel::new(p.curve, p.profile_points);
     let mudi = Mudi {
@@ -203,7 +241,10 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         tuners: IdxVec::new(),
         scores: Vec::new(),
     };
-    Ok(ServiceColocation::new(limits, mudi))
+    Ok(match mudi.params.mechanism {
+        Mechanism::Parts => ServiceColocation::new(limits, mudi),
+        Mechanism::Priority => ServiceColocation::without_parts(limits, mudi),
+    })
 }
 
 /// The tuning of one GPU.
@@ -226,6 +267,8 @@ struct Tuner {
     limits_s: Vec<f64>,
     /// Since when a smaller share would have been sufficient.
     low_since: Option<Time>,
+    /// Where nobody is promised a share.
+    free: FreeTuner,
 }
 
 /// Service, GPU model and SLO; load and strictness, both in steps.
@@ -274,13 +317,21 @@ impl Mudi {
         vec![batch, own[0], own[1], sum[0], sum[1], own[1] * sum[1], own[0] * sum[0], count]
     }
 
+    /// Standard deviations above the mean at which an SLO is met.
+    fn caution(&self) -> f64 {
+        match self.params.quantile {
+            0.0 => self.params.caution,
+            quantile => free_sharing::deviations(quantile),
+        }
+    }
+
     /// Slowdown of a service in colocation, at the quantile of the SLO model.
     fn factor(&self, state: &State, colocation: &Colocation) -> f64 {
         let Estimate { mean, std } =
             self.colocations.predict(colocation, &self.features(state, colocation));
         match self.params.slo_model {
             SloModel::Published => mean.exp(),
-            SloModel::Queueing => (mean + self.params.caution * std).exp(),
+            SloModel::Queueing => (mean + self.caution() * std).exp(),
         }
     }
 
@@ -457,8 +508,17 @@ impl ColocationPolicy for Mudi {
         let others = rooms.kind(state, gpu).others;
         let colocation = Colocation { service: profile, batch, others };
         let alone_s = self.known.curve(state, job, gpu, batch).at(knobs.reach());
+        let step_s = self.as_unlimited(gpu, alone_s, sample.step_s.get());
         let features = self.features(state, &colocation);
-        self.colocations.observe(colocation, features, alone_s, sample.step_s.get());
+        self.colocations.observe(colocation, features, alone_s, step_s);
+    }
+
+    fn served(&mut self, state: &State, rooms: &GpuIndex, job: JobIdx, served: &Served) {
+        self.take_totals(state, rooms, job, served);
+    }
+
+    fn sharing(&self, gpu: GpuIdx) -> Sharing {
+        self.tuners[gpu].free.sharing
     }
 
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {
@@ -495,6 +555,9 @@ impl ColocationPolicy for Mudi {
         } else {
             rooms.gang(plan, job, |plan, gpu| self.suits(plan, rooms, gpu, job))
         };
+        if self.params.mechanism == Mechanism::Priority {
+            return found;
+        }
         found.or_else(|| self.try_against_prediction(plan, rooms, job))
     }
 
@@ -502,6 +565,9 @@ impl ColocationPolicy for Mudi {
     fn suits(&mut self, plan: &Plan<'_>, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> bool {
         self.notice(plan);
         let room = rooms.room(gpu);
+        if self.params.mechanism == Mechanism::Priority {
+            return self.suits_freely(plan, rooms, gpu, job);
+        }
         let (Some(service), Some(_)) = (room.service, room.seen) else { return true };
         self.take_measure(plan, gpu, service, room);
         let mut others = rooms.kind(plan, gpu).others;
@@ -523,6 +589,9 @@ impl ColocationPolicy for Mudi {
         room: &GpuTenants,
     ) -> ServiceConfig {
         self.notice(plan);
+        if self.params.mechanism == Mechanism::Priority {
+            return self.settle_freely(plan, gpu, service, room);
+        }
         self.take_measure(plan, gpu, service, room);
         let Some(seen) = room.seen else { return self.before_it_answers(plan, gpu, service, room) };
         if room.training.is_empty() {

@@ -20,7 +20,7 @@
 mod colocation_history;
 mod latency_model;
 
-use crate::event::{Event, Sample};
+use crate::event::{Event, Sample, Served};
 use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx, ProfileIdx};
 use crate::job::Class;
 use crate::knobs::Knobs;
@@ -58,6 +58,8 @@ pub struct GpuTenants {
     pub seen: Option<Seen>,
     /// When its configuration is to be reconsidered even if nothing changes.
     look: Option<Time>,
+    /// How far training may run beside the service, where nobody is promised a share.
+    sharing: Sharing,
     /// Its position in [`GpuIndex::open`].
     entry: Option<(TenantProfiles, u64)>,
 }
@@ -85,10 +87,36 @@ pub struct ServiceConfig {
     pub look: Option<Time>,
 }
 
+/// How a service and its roommates share a GPU on which nobody is promised a share of the SMs: the
+/// service has priority, and training is limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// Longest time for which the service fills a batch, µs; 0 = its own.
+    pub fill_us: u32,
+    /// Most SMs of each training task, permille.
+    pub most_permille: u16,
+    /// Most of its own speed of each training task, permille.
+    pub pace_permille: u16,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Self { fill_us: 0, most_permille: Knobs::SM_ALL, pace_permille: Knobs::PACE_FULL }
+    }
+}
+
 /// The decisions in which policies with services and training differ.
 pub trait ColocationPolicy: Send {
     /// Takes a measurement of a service or of a training task into account.
     fn learn(&mut self, _state: &State, _rooms: &GpuIndex, _job: JobIdx, _sample: &Sample) {}
+
+    /// Takes totals of a service into account.
+    fn served(&mut self, _state: &State, _rooms: &GpuIndex, _job: JobIdx, _served: &Served) {}
+
+    /// How the GPU is shared after [`Self::settle`], where nobody is promised a share.
+    fn sharing(&self, _gpu: GpuIdx) -> Sharing {
+        Sharing::default()
+    }
 
     /// A GPU for a training task that needs one GPU; none = the task has to wait.
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx>;
@@ -138,6 +166,11 @@ impl<T: ColocationPolicy> ServiceColocation<T> {
     pub fn new(limits: Limits, policy: T) -> Self {
         Self { rooms: GpuIndex::new(limits), policy }
     }
+
+    /// The same for a policy that promises nobody a share of the SMs.
+    pub fn without_parts(limits: Limits, policy: T) -> Self {
+        Self { rooms: GpuIndex { free: true, ..GpuIndex::new(limits) }, policy }
+    }
 }
 
 impl<T: ColocationPolicy> Policy for ServiceColocation<T> {
@@ -161,6 +194,8 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct GpuIndex {
     limits: Limits,
+    /// Whether nobody is promised a share of the SMs: services have priority instead.
+    free: bool,
     /// Waiting training tasks, oldest first.
     pub waiting: BTreeSet<(Time, JobIdx)>,
     /// Training tasks that were suspended in this call.
@@ -208,6 +243,7 @@ impl GpuIndex {
     fn new(limits: Limits) -> Self {
         Self {
             limits,
+            free: false,
             waiting: BTreeSet::new(),
             displaced: Vec::new(),
             services: BTreeSet::new(),
@@ -279,6 +315,13 @@ impl GpuIndex {
             {
                 self.measure(plan, *job, sample);
                 policy.learn(plan, self, *job, sample);
+            }
+            if let Event::Served { job, served } = event
+                && self.free
+                && plan.job(*job).is_placed()
+            {
+                policy.served(plan, self, *job, served);
+                self.stale.extend(self.stays[*job].first());
             }
         }
         while let Some((at, gpu)) = self.looks.first().copied().filter(|(at, _)| *at <= plan.now) {
@@ -434,13 +477,18 @@ impl GpuIndex {
         let mut gone = Vec::new();
         loop {
             let most = gpus.iter().map(|g| self.staying(*g, &gone)).max().unwrap_or(0);
-            let permille = if most == 0 { Knobs::SM_ALL } else { Knobs::SM_ALL / 2 };
-            for task in training.iter().filter(|l| !gone.contains(*l)) {
+            let permille = match most {
+                _ if self.free => 0,
+                0 => Knobs::SM_ALL,
+                _ => Knobs::SM_ALL / 2,
+            };
+            for task in training.iter().filter(|l| !gone.contains(*l) && !self.free) {
                 let knobs = plan.job(*task).knobs;
                 let part = self.left_for_each(permille, most).min(knobs.sm_permille);
                 let _ = plan.tune(*task, Knobs { sm_permille: part, ..knobs });
             }
-            let knobs = Knobs { sm_permille: permille, ..plan.spec(job).knobs };
+            let priority = self.free || plan.spec(job).knobs.priority;
+            let knobs = Knobs { sm_permille: permille, priority, ..plan.spec(job).knobs };
             if plan.place(job, gpus, knobs).is_ok() {
                 break;
             }
@@ -529,7 +577,7 @@ impl GpuIndex {
     fn place_training(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
         let mark = plan.mark();
         let mut part = Knobs::SM_ALL;
-        for gpu in gpus {
+        for gpu in gpus.iter().filter(|_| !self.free) {
             let room = self.room(*gpu).clone();
             let training = room.training.len() + 1;
             let most = self.limits.most_beside(training);
@@ -547,6 +595,7 @@ impl GpuIndex {
             part = part.min(each);
         }
         let mem_mib = gpus.iter().map(|g| self.memory_for(plan, *g, job)).min().flatten();
+        let part = if self.free { 0 } else { part };
         let knobs = Knobs { sm_permille: part, ..plan.spec(job).knobs };
         let placed = mem_mib
             .is_some_and(|mem_mib| plan.place(job, gpus, Knobs { mem_mib, ..knobs }).is_ok());
@@ -578,6 +627,7 @@ impl GpuIndex {
                 continue;
             }
             self.look_at(gpu, None);
+            self.all[gpu].sharing = Sharing::default();
             for grow in [false, true] {
                 for task in self.room(gpu).training.clone() {
                     self.give_part(plan, task, None, grow);
@@ -600,12 +650,58 @@ impl GpuIndex {
                 self.pause(plan, last, service);
                 continue;
             }
+            if self.free {
+                self.share_freely(plan, service, setting.batch, policy.sharing(gpu));
+                self.look_at(gpu, setting.look);
+                return;
+            }
             let most = self.limits.most_beside(self.room(gpu).training.len());
             let permille = setting.permille.clamp(1, most);
             self.apply(plan, service, setting.batch, permille);
             self.look_at(gpu, setting.look);
             return;
         }
+    }
+
+    /// Applies a configuration without promises: training is limited before the service changes.
+    fn share_freely(&mut self, plan: &mut Plan<'_>, service: JobIdx, batch: u32, of: Sharing) {
+        let now = plan.job(service).knobs;
+        let serving = plan.profile(service).serving;
+        let known = serving.filter(|_| batch > 0).map_or(0, |s| s.mem_mib(batch));
+        let mem_mib = known.max(plan.spec(service).knobs.mem_mib);
+        let gpus = plan.job(service).gpus.clone();
+        for gpu in &gpus {
+            self.all[*gpu].sharing = of;
+            self.free_memory(plan, *gpu, mem_mib.saturating_sub(now.mem_mib));
+            for task in self.room(*gpu).training.clone() {
+                self.give_part(plan, task, None, false);
+            }
+        }
+        let fill_us = of.fill_us;
+        let free = Knobs { sm_permille: 0, priority: true, fill_us, ..now };
+        let wanted = Knobs { batch, mem_mib, ..free };
+        if wanted != now && plan.tune(service, wanted).is_err() && free != now {
+            let _ = plan.tune(service, free);
+        }
+        for gpu in &gpus {
+            for task in self.room(*gpu).training.clone() {
+                self.give_part(plan, task, None, true);
+            }
+        }
+    }
+
+    /// Knobs of a training task where nobody is promised a share: the tightest of its GPUs.
+    fn limited(&self, plan: &Plan<'_>, task: JobIdx) -> Knobs {
+        let of = |gpu: &GpuIdx| self.room(*gpu).sharing;
+        let least = |a: Sharing, b: Sharing| Sharing {
+            fill_us: 0,
+            most_permille: a.most_permille.min(b.most_permille),
+            pace_permille: a.pace_permille.min(b.pace_permille),
+        };
+        let Sharing { most_permille, pace_permille, .. } =
+            plan.job(task).gpus.iter().map(of).fold(Sharing::default(), least);
+        let sm_most_permille = most_permille;
+        Knobs { sm_permille: 0, sm_most_permille, pace_permille, ..plan.job(task).knobs }
     }
 
     /// Applies a configuration to a service and its roommates. Knobs are lowered before others are
@@ -660,7 +756,11 @@ impl GpuIndex {
             };
             self.left_for_each(room.service.map_or(0, has), room.training.len())
         };
-        let part = plan.job(task).gpus.iter().map(part).min().unwrap_or(knobs.sm_permille);
+        let part = if self.free {
+            0
+        } else {
+            plan.job(task).gpus.iter().map(part).min().unwrap_or(knobs.sm_permille)
+        };
         let memory = |gpu: &GpuIdx| {
             let on = plan.gpu(*gpu);
             let all = plan.gpu_models[usize::from(on.gpu_model)].mem_mib;
@@ -669,7 +769,10 @@ impl GpuIndex {
         };
         let asked = plan.spec(task).knobs.mem_mib;
         let memory = plan.job(task).gpus.iter().map(memory).min().unwrap_or(asked).min(asked);
-        let wanted = if grow {
+        let wanted = if self.free {
+            let mem_mib = if grow { memory } else { knobs.mem_mib };
+            Knobs { mem_mib, ..self.limited(plan, task) }
+        } else if grow {
             Knobs { sm_permille: part.max(1), mem_mib: memory, ..knobs }
         } else {
             Knobs { sm_permille: part.max(1).min(knobs.sm_permille), ..knobs }

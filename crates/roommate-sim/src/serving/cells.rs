@@ -64,6 +64,8 @@ pub(super) struct Cell {
     pub(super) windows: Box<[Window]>,
     /// Share of the time in which a batch runs.
     pub(super) busy: f64,
+    /// Share of the time in which the gate is closed.
+    pub(super) closed: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,6 +77,8 @@ struct Key {
     slo_us: u64,
     rate: u64,
     bursts: Option<[u64; 3]>,
+    /// Batch times behind the gate, and its objective.
+    gate: Option<([i16; KNOTS], u64)>,
 }
 
 /// All conditions that were simulated so far.
@@ -114,9 +118,11 @@ impl Cells {
     ) -> u32 {
         let us = |s: f64| (s * 1e6).round() as u64;
         let rate = three_digits(rate);
+        // Knots above the largest batch size are infinite, and `as` saturates.
+        let rounded = |steps: &Steps| steps.knots.map(|s| (s.ln() / ROUND).round() as i16);
         let key = Key {
-            // Knots above the largest batch size are infinite, and `as` saturates.
-            knots: steps.knots.map(|s| (s.ln() / ROUND).round() as i16),
+            knots: rounded(steps),
+            gate: rules.gate.map(|g| (rounded(&g.alone), us(g.objective_s))),
             most: steps.most,
             batch: rules.batch,
             timeout_us: us(rules.timeout_s),
@@ -141,7 +147,7 @@ impl Cells {
     fn simulate(&mut self, steps: &Steps, rules: &Rules, requests: &Requests, rng: Rng) -> Cell {
         let (rate, _) = requests.rate(0.0);
         if rate <= 0.0 {
-            return Cell { windows: Box::new([Window::default()]), busy: 0.0 };
+            return Cell { windows: Box::new([Window::default()]), busy: 0.0, closed: 0.0 };
         }
         let fewest = if requests.bursts().is_some() { FEWEST_BURSTY } else { FEWEST };
         let windows = (REQUESTS / (rate * self.window_s)).clamp(fewest, MOST).ceil() as usize;
@@ -152,16 +158,19 @@ impl Cells {
         let settled_s = 2.0 * rules.patience_s() + 10.0 * steps.at(rules.batch);
         tally.clear();
         server.serve(&mut source, settled_s, rules, steps, tally);
-        let mut busy_s = 0.0;
+        let (mut busy_s, mut closed_s) = (0.0, 0.0);
         let window = |i: usize| {
             tally.clear();
             let until = settled_s + (i + 1) as f64 * self.window_s;
             server.serve(&mut source, until, rules, steps, tally);
             busy_s += tally.busy_s;
+            closed_s += tally.closed_s;
             Window::of(tally, rules.slo_s)
         };
         let drawn: Box<[Window]> = (0..windows).map(window).collect();
-        Cell { windows: drawn, busy: (busy_s / (windows as f64 * self.window_s)).min(1.0) }
+        let all_s = windows as f64 * self.window_s;
+        let [busy, closed] = [busy_s, closed_s].map(|s| (s / all_s).min(1.0));
+        Cell { windows: drawn, busy, closed }
     }
 }
 
@@ -176,5 +185,9 @@ fn three_digits(rate: f64) -> f64 {
 fn hash_of(key: &Key) -> u64 {
     let knots = key.knots.iter().map(|k| *k as u64);
     let rest = [u64::from(key.most), u64::from(key.batch), key.timeout_us, key.slo_us, key.rate];
-    hash::words(knots.chain(rest).chain(key.bursts.into_iter().flatten()))
+    let gate = key
+        .gate
+        .iter()
+        .flat_map(|(knots, objective)| knots.iter().map(|k| *k as u64).chain([*objective]));
+    hash::words(knots.chain(rest).chain(key.bursts.into_iter().flatten()).chain(gate))
 }

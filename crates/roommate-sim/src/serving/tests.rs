@@ -19,7 +19,9 @@ impl Watched {
         let mut services = Services::new(Measuring::default(), 1);
         let slo_us = Some((slo_s * 1e6) as u32);
         let slot = services.add(Time::ZERO, JobIdx(0), Requests::steady(RATE), slo_us, Span::ZERO);
-        services.up(Time::ZERO, slot, 1, Services::sizes(1).map(|_| BATCH_S));
+        let times: Vec<f64> = Services::sizes(1).map(|_| BATCH_S).collect();
+        let way = Answering { batch: 1, fill_us: 0, times: &times, alone: None };
+        services.up(Time::ZERO, slot, &way);
         Self { services, now: Time::ZERO, missed: 0, reported: Served::default() }
     }
 

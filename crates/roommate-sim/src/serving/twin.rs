@@ -33,7 +33,7 @@ fn case(seed: u64) -> Case {
     let timeout_s =
         if rng.chance(0.2) { 0.0 } else { full_s * 10f64.powf(-1.5 + 2.0 * rng.unit()) };
     let slo_s = (full_s + timeout_s) * (1.0 + 1.5 * rng.unit());
-    Case { rate, rules: Rules { batch, timeout_s, slo_s }, steps, load }
+    Case { rate, rules: Rules { batch, timeout_s, slo_s, gate: None }, steps, load }
 }
 
 fn simulated(case: &Case, requests: f64) -> Tally {
@@ -56,7 +56,7 @@ fn errors(cases: u64, requests: f64) -> [Vec<f64>; 4] {
         let case = case(seed);
         let exact = simulated(&case, requests);
         let Case { rate, rules, .. } = case;
-        let Rules { batch, timeout_s, slo_s } = rules;
+        let Rules { batch, timeout_s, slo_s, .. } = rules;
         let batch_s = |n: u32| case.steps.at(n);
         assert!(latencies.solve(&Queue { rate, batch, timeout_s, batch_s: &batch_s }), "{case:?}");
         for (error, q) in errors.iter_mut().zip([0.5, 0.99]) {
@@ -106,7 +106,7 @@ struct Side {
 fn tenants(atlas: &Atlas, a: (&str, u32, u32), b: (&str, u32, u32), load: f64) -> [Tenant; 2] {
     let tenant = |kind, (name, batch, sms): (&str, u32, u32), load| {
         let task = atlas.task(kind, name).unwrap();
-        Tenant { task, batch, sms: Some(sms), load }
+        Tenant { sms: Some(sms), load, ..Tenant::plain(task, batch) }
     };
     [tenant(TaskKind::Serve, b, load), tenant(TaskKind::Train, a, 1.0)]
 }
@@ -149,7 +149,7 @@ fn latency_beside_training_agrees_with_measurements() {
         let two = tenants(&atlas, a, b, 0.5);
         let batch_s = atlas.batch_s(two[0].task, row.batch_b, two[0].sms) * atlas.slowdown(&two, 0);
         let steps = Steps::new(1, std::iter::once(batch_s));
-        let rules = Rules { batch: 1, timeout_s: 0.0, slo_s: f64::INFINITY };
+        let rules = Rules { batch: 1, timeout_s: 0.0, slo_s: f64::INFINITY, gate: None };
         if batch_s * row.rate_b > 0.9 {
             continue;
         }

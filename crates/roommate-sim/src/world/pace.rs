@@ -59,10 +59,12 @@ impl World {
         let away = |t: JobIdx| quiet && !self.running.contains(t);
         let held = |t: JobIdx| self.live[t].held_until > now;
         let alone = state.alone_step_s(job, gpus);
-        let speed = match self.live[job].slot {
+        let speed = if self.live[job].slot.is_some() {
             // The speed of a service depends on its batch size even when it is alone.
-            Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
-            None => effective_speed(&*self.truth, state, job, gpus, &held, &away),
+            self.batch_speed(now, job, state.job(job).knobs.batch)
+        } else {
+            let beside = effective_speed(&*self.truth, state, job, gpus, &held, &away);
+            beside * self.open_share(job)
         };
         (alone, alone / speed)
     }

@@ -2,10 +2,11 @@
 //! jobs.
 
 use super::World;
-use crate::serving::Services;
+use crate::serving::{Answering, Load, Services};
 use roommate_core::event::Event;
 use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::journal::{Observer, StepView};
+use roommate_core::knobs::Knobs;
 use roommate_core::performance::{effective_speed, throttle};
 use roommate_core::time::Time;
 use smallvec::SmallVec;
@@ -14,7 +15,7 @@ impl World {
     /// Applies due changes of request rates and closes due windows.
     pub(super) fn ring_services(&mut self, now: Time) {
         while let Some((slot, job)) = self.services.change_due(now) {
-            self.set_load(job, self.services.busy(slot));
+            self.set_load(job, self.services.load(slot));
         }
         self.services.close_window(now, &mut self.facts);
     }
@@ -30,8 +31,48 @@ impl World {
         let alone = state.alone_step_s(job, gpus);
         let times = Services::sizes(batch).map(|n| alone / self.batch_speed(now, job, n));
         let times: SmallVec<[f64; 16]> = times.collect();
-        let busy = self.services.up(now, slot, batch, times.into_iter());
-        self.set_load(job, busy);
+        let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
+        let behind_gate = self.services.has_gate() && shares;
+        let behind: SmallVec<[f64; 16]> = if behind_gate {
+            Services::sizes(batch).map(|n| alone / self.speed_alone(job, n)).collect()
+        } else {
+            SmallVec::new()
+        };
+        let way = Answering {
+            batch,
+            fill_us: knobs.fill_us,
+            times: &times,
+            alone: behind_gate.then_some(&behind[..]),
+        };
+        let load = self.services.up(now, slot, &way);
+        self.set_load(job, load);
+    }
+
+    /// Speed of a service with batches of this size while its roommates stand still.
+    fn speed_alone(&self, job: JobIdx, batch: u32) -> f64 {
+        let state = self.engine.state();
+        let knobs = Knobs { batch, ..state.job(job).knobs };
+        let on = |gpu: &GpuIdx| {
+            let model = state.gpu(*gpu).gpu_model;
+            effective_speed::speed(&*self.truth, state, model, &[(job, knobs)], 0)
+        };
+        self.live[job].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Share of the time in which no gate of a service on its GPUs is closed for a training job:
+    /// services close theirs independently, and one closed gate stops a whole gang.
+    pub(super) fn open_share(&self, job: JobIdx) -> f64 {
+        if !self.services.has_gate() {
+            return 1.0;
+        }
+        let state = self.engine.state();
+        let mut services: SmallVec<[JobIdx; 4]> = SmallVec::new();
+        for tenant in self.live[job].gpus.iter().flat_map(|g| &state.gpu(*g).tenants) {
+            if *tenant != job && self.live[*tenant].slot.is_some() && !services.contains(tenant) {
+                services.push(*tenant);
+            }
+        }
+        services.iter().map(|s| 1.0 - self.live[*s].load.closed).product()
     }
 
     /// Speed of a service with batches of this size; the slowest of its GPUs determines it.
@@ -49,11 +90,11 @@ impl World {
     }
 
     /// Sets the load of a service and marks its co-located jobs.
-    pub(super) fn set_load(&mut self, job: JobIdx, busy: f64) {
+    pub(super) fn set_load(&mut self, job: JobIdx, load: Load) {
         let live = &mut self.live[job];
-        if live.busy != busy {
-            live.busy = busy;
-            self.truth.set_load(job, busy);
+        if live.load != load {
+            live.load = load;
+            self.truth.set_load(job, load.busy);
             let gpus = live.gpus.clone();
             self.crowd(job, &gpus);
         }

@@ -42,6 +42,24 @@ pub(crate) enum Listing {
     Yaml,
 }
 
+/// A mechanism that can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Left {
+    /// Services and jobs with priority go before others
+    Priority,
+    /// Services hold back the kernel launches of others
+    Gate,
+}
+
+impl From<Left> for roommate_agent::device::Mechanism {
+    fn from(left: Left) -> Self {
+        match left {
+            Left::Priority => Self::Priority,
+            Left::Gate => Self::Gate,
+        }
+    }
+}
+
 /// Type of the devices that are shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum DeviceKind {
@@ -66,6 +84,9 @@ pub(crate) struct Deciding {
     /// Number of devices; as many as the machine has cores or GPUs, unless given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) devices: Option<u16>,
+    /// Do not use a mechanism, to compare or where it makes trouble
+    #[arg(long, value_name = "MECHANISM", value_delimiter = ',')]
+    pub(crate) without: Vec<Left>,
     /// Do not use cgroups: tenants enforce their shares themselves
     #[arg(long)]
     pub(crate) no_cgroups: bool,

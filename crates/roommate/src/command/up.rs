@@ -110,6 +110,7 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
         seed: deciding.seed,
         may_use_cgroups: !deciding.no_cgroups,
         claim: deciding.claim,
+        without: deciding.without.iter().map(|m| (*m).into()).collect(),
         costs: Costs { backoff, ..Config::usual_costs(kind.unwrap_or_default()) },
         known: known_profiles(deciding)?,
         http: None,

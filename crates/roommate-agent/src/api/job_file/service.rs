@@ -18,10 +18,6 @@ const MOST_QUEUED: u32 = 1_000_000;
 const MOST_RATE: f64 = 1e9;
 /// Longest path of a health check.
 const LONGEST_HEALTH: usize = 1_000;
-/// How long a batch is waited for to fill, unless the file says it.
-const USUAL_FILL_S: f64 = 0.002;
-/// Of a short objective at most this part is spent on that.
-const USUAL_FILL_PART: f64 = 0.1;
 
 /// How requests reach a service, and what latency it keeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -142,9 +138,6 @@ impl Service {
 
     /// How its front is started, for the job of this name.
     pub(crate) fn front(&self, job: &str) -> FrontSpec {
-        let fill_s = self
-            .fill
-            .map_or_else(|| USUAL_FILL_S.min(USUAL_FILL_PART * self.slo.latency.0), |fill| fill.0);
         FrontSpec {
             name: job.into(),
             model: self.model.clone().unwrap_or_else(|| job.into()),
@@ -154,7 +147,7 @@ impl Service {
                 ms: 1e3 * self.slo.latency.0,
             },
             max_batch: self.max_batch,
-            fill_ms: 1e3 * fill_s,
+            fill_ms: self.fill.map(|fill| 1e3 * fill.0),
             queue: self.queue,
             server: match self.server {
                 Server::Sdk => ServerSpec::Sdk {},
@@ -283,7 +276,7 @@ mod tests {
         let front = service.front(job.name());
         assert_eq!((front.name.as_str(), front.model.as_str()), ("bert", "bert"));
         assert_eq!(front.listen.to_string(), "127.0.0.1:8000");
-        assert_eq!((front.max_batch, front.fill_ms, front.queue), (32, 2.0, 1024));
+        assert_eq!((front.max_batch, front.fill_ms, front.queue), (32, None, 1024));
         assert_eq!(front.server, ServerSpec::Sdk {});
         // As it is sent to a daemon.
         let sent = serde_json::to_string(&job).unwrap();
@@ -297,10 +290,8 @@ mod tests {
         let front = service(all).unwrap().front("job");
         assert_eq!(front.listen.to_string(), "[::]:80");
         assert_eq!((front.objective.quantile, front.objective.ms), (0.999, 1000.0));
-        assert_eq!((front.max_batch, front.fill_ms, front.queue), (4, 5.0, 9));
+        assert_eq!((front.max_batch, front.fill_ms, front.queue), (4, Some(5.0), 9));
         assert_eq!(front.server, ServerSpec::Http { port: 81, health: "/ok".into() });
-        // Little of a short objective is spent on waiting for a batch to fill.
-        assert_eq!(service("slo: {p50: 1ms}, port: 80").unwrap().front("job").fill_ms, 0.1);
     }
 
     #[test]

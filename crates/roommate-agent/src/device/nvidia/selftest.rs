@@ -10,11 +10,13 @@ use super::mps::limits::Limit;
 use super::nvml::GpuInfo;
 use crate::device::Tier;
 use roommate_cuda::Report;
-use std::ffi::OsString;
+use roommate_lease::Leases;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// The result of a GPU's self-test.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub(crate) struct Found {
     pub(crate) untested: Vec<String>,
     /// Whether limits that are set at the MPS control hold.
     pub(crate) control: Control,
+    /// Whether kernel launches can be held back.
+    pub(crate) gated: bool,
 }
 
 /// What is known of limits that are set at the MPS control.
@@ -56,29 +60,101 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// First driver version with MPS v3, which has limits for groups of processes.
 const MPS_V3_DRIVER: u32 = 615;
 
-/// Tests a GPU with `program`, which is this program. `mps` is started if it does not run.
-pub(crate) fn test(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Found {
-    let plain = look(program, gpu, None, false);
-    let found = match mps.map(|mps| (mps, mps.ensure())) {
+/// Tests a GPU with `program`, which is this program. `mps` is started if it does not run. `gate`:
+/// the library that holds back kernel launches, and a folder for a file.
+pub(crate) fn test(
+    program: &Path,
+    gpu: &GpuInfo,
+    mps: Option<&Mps>,
+    gate: Option<(&Path, &Path)>,
+) -> Found {
+    let plain = look(program, gpu, None, false, &[]);
+    let mut found = match mps.map(|mps| (mps, mps.ensure())) {
         Some((mps, Ok(_))) => test_mps(program, gpu, mps, &plain),
         Some((_, Err(e))) => judge(&plain, None, Some(e)),
         None => judge(&plain, None, Some("MPS is not used".into())),
     };
+    if let (Some(mps), Tier::MpsV2, Some((library, folder))) = (mps, found.tier, gate) {
+        let tried = test_gate(program, gpu, mps, library, &folder.join("gate-test"));
+        found.gated = tried.is_ok();
+        found.what = match tried {
+            Ok(waited) => {
+                format!("{}; a kernel launch that was held back waited {waited} ms", found.what)
+            }
+            Err(e) => format!("{}; kernel launches cannot be held back: {e}", found.what),
+        };
+    }
     let controllers =
         std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
     Found { untested: untested(gpu, &controllers), ..found }
 }
 
+/// For how long the self-test holds a launch back, and what it has to wait at least.
+const HOLD: Duration = Duration::from_millis(100);
+const LEAST_HELD: Duration = Duration::from_millis(80);
+/// How often the lease of the self-test is renewed.
+const RENEW: Duration = Duration::from_millis(10);
+
+/// Holds back the first kernel launch of a child process with the library; for how long it waited,
+/// in milliseconds, or why launches cannot be held back.
+fn test_gate(
+    program: &Path,
+    gpu: &GpuInfo,
+    mps: &Mps,
+    library: &Path,
+    file: &Path,
+) -> Result<u128, String> {
+    let failed = |e: std::io::Error| format!("{}: {e}", file.display());
+    // A file of an earlier test has the counts of that one.
+    let _ = std::fs::remove_file(file);
+    let leases = Leases::create(file).map_err(failed)?;
+    let holder = leases.holder(0).ok_or("no place in the file")?;
+    let over = AtomicBool::new(false);
+    let env =
+        [("LD_PRELOAD", library.as_os_str()), (super::gates::FILE_VARIABLE, file.as_os_str())];
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut arrived = None;
+            while !over.load(Ordering::Relaxed) {
+                holder.close(HOLD);
+                if !leases.entered().is_empty() {
+                    arrived.get_or_insert_with(Instant::now);
+                }
+                if arrived.is_some_and(|at| at.elapsed() >= HOLD) {
+                    break;
+                }
+                std::thread::sleep(RENEW);
+            }
+            holder.leave();
+        });
+        let report = look(program, gpu, Some(mps), false, &env);
+        over.store(true, Ordering::Relaxed);
+        report
+    });
+    let gated = leases.entered();
+    let _ = std::fs::remove_file(file);
+    ran_on(report.as_ref())?;
+    let held = gated.iter().map(|g| g.held).max().ok_or("no launch came by the library")?;
+    if held < LEAST_HELD {
+        return Err(format!(
+            "a launch waited {} ms instead of {}",
+            held.as_millis(),
+            HOLD.as_millis()
+        ));
+    }
+    Ok(held.as_millis())
+}
+
 /// Tests the limits of an MPS daemon that runs.
 fn test_mps(program: &Path, gpu: &GpuInfo, mps: &Mps, plain: &Result<Report, String>) -> Found {
-    let by_variables = || judge(plain, Some(&look(program, gpu, Some(mps), true)), None);
+    let by_variables = || judge(plain, Some(&look(program, gpu, Some(mps), true, &[])), None);
     if mps.has_clients() {
         // Processes of jobs that connect now must not get the limits of a test.
         return Found { control: Control::Untested, ..by_variables() };
     }
     let half = Limit { sm_permille: 10 * PERCENT as u16, mem_mib: Some(LIMIT_MIB) };
     let limited = mps.limit(half, gpu.mem_mib).and_then(|()| {
-        let limited = look(program, gpu, Some(mps), false);
+        let limited = look(program, gpu, Some(mps), false, &[]);
         mps.limit(Limit::WHOLE, gpu.mem_mib).and(limited)
     });
     let found = judge(plain, Some(&limited), None);
@@ -104,6 +180,7 @@ fn look(
     gpu: &GpuInfo,
     mps: Option<&Mps>,
     by_variables: bool,
+    env: &[(&str, &OsStr)],
 ) -> Result<Report, String> {
     let mut command = Command::new(program);
     command.args(["gpu-test", "--device", "0", "--over-mib", &WANTED_MIB.to_string()]);
@@ -111,7 +188,7 @@ fn look(
     for name in ours.iter().filter(|n| n.as_bytes().starts_with(b"CUDA_")) {
         command.env_remove(name);
     }
-    command.env("CUDA_VISIBLE_DEVICES", &gpu.uuid);
+    command.env("CUDA_VISIBLE_DEVICES", &gpu.uuid).envs(env.iter().copied());
     if let Some(mps) = mps {
         command.envs(mps.env());
         if by_variables {
@@ -176,6 +253,7 @@ fn judge(
         groups: plain.as_ref().ok().and_then(|r| r.groups).unwrap_or(0),
         untested: Vec::new(),
         control: Control::default(),
+        gated: false,
     }
 }
 
@@ -329,14 +407,14 @@ mod tests {
         let (plain, limited) = (report(132, None), report(66, Some("no")));
         let program = program(folder.path(), &reports(&plain, &plain, &limited));
         let mps = fake::mps(folder.path());
-        let found = test(&program, &fake::gpu(), Some(&mps));
+        let found = test(&program, &fake::gpu(), Some(&mps), None);
         let after = mps.limit(Limit::WHOLE, fake::gpu().mem_mib);
         mps.stop();
         assert_eq!(after, Ok(()));
         assert_eq!((found.tier, found.usable), (Tier::MpsV2, true), "{}", found.what);
         assert_eq!(found.control, Control::Holds);
         assert!(found.what.ends_with("; both limits were set at the MPS control"));
-        let without = test(&program, &fake::gpu(), None);
+        let without = test(&program, &fake::gpu(), None, None);
         assert_eq!((without.tier, without.usable), (Tier::TimeSlicing, true));
         assert_eq!(without.what, "without MPS a kernel ran on 132 SMs; no MPS: MPS is not used");
     }
@@ -347,7 +425,7 @@ mod tests {
         let (plain, limited) = (report(132, None), report(66, Some("no")));
         let program = program(folder.path(), &reports(&plain, &limited, &plain));
         let mps = fake::mps(folder.path());
-        let found = test(&program, &fake::gpu(), Some(&mps));
+        let found = test(&program, &fake::gpu(), Some(&mps), None);
         mps.stop();
         assert_eq!((found.tier, found.control), (Tier::MpsV2, Control::Fails));
         assert!(found.what.contains("hold only for processes that keep their variables"));
@@ -362,7 +440,7 @@ mod tests {
         mps.ensure().unwrap();
         let clients = folder.path().join("mps-00000000/log/fake-clients");
         fs::write(&clients, "71").unwrap();
-        let found = test(&program, &fake::gpu(), Some(&mps));
+        let found = test(&program, &fake::gpu(), Some(&mps), None);
         let log = fs::read_to_string(clients.with_file_name("control.log")).unwrap();
         fs::remove_file(clients).unwrap();
         mps.stop();
@@ -374,7 +452,7 @@ mod tests {
     fn a_child_process_that_fails_is_quoted() {
         let folder = tempfile::tempdir().unwrap();
         let program = program(folder.path(), "echo oh no >&2; exit 1");
-        let found = test(&program, &fake::gpu(), None);
+        let found = test(&program, &fake::gpu(), None, None);
         assert!(!found.usable);
         assert!(found.what.contains("tests the GPU printed \"oh no\""), "{}", found.what);
     }

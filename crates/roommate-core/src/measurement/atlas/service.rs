@@ -53,6 +53,16 @@ impl Service {
         service
     }
 
+    /// From batch times on the whole GPU, ascending by size, and speeds on fewer SMs.
+    pub(super) fn drawn(times: &[(u32, f64)], all: u32, kept: impl Fn(u32, u32) -> f64) -> Self {
+        let size = |(batch, whole_s): &(u32, f64)| {
+            let points = (1..=8).map(|part| all * part / 8);
+            let points = points.map(|sms| (sms, kept(*batch, sms) / whole_s)).collect();
+            Size { batch: *batch, whole_s: *whole_s, curve: Curve::new(points, all) }
+        };
+        Self { sizes: times.iter().map(size).collect() }
+    }
+
     fn draw_missing_curves(&mut self, all: u32) {
         let drawn = self.sizes.iter().rev().find_map(|size| {
             let curve = size.curve.as_ref()?;

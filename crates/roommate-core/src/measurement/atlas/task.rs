@@ -53,6 +53,29 @@ impl Task {
         Self { curves: whole.iter().filter_map(|w| curve(w.batch)).collect(), whole }
     }
 
+    /// A service that is answered from CUDA graphs: batch times in seconds, ascending by size, and
+    /// what its kernels do to a GPU when the same model is launched by a thread.
+    pub(super) fn graphs(base: &Self, times: &[(u32, f64)]) -> Self {
+        let whole = |(batch, seconds): &(u32, f64)| {
+            let (slow, base_s) = (base.footprint(*batch), 1.0 / base.steps_per_s(*batch));
+            // The same kernels in less time, without gaps between them.
+            let busy = slow.busy.max(1e-9);
+            Whole {
+                batch: *batch,
+                it_s: 1.0 / seconds,
+                mem_mib: base.mem_mib(*batch),
+                counted: true,
+                footprint: Footprint {
+                    busy: 1.0,
+                    sm: (slow.sm / busy).min(1.0),
+                    dram: (slow.dram / busy).min(1.0),
+                    launches: slow.launches * base_s / seconds,
+                },
+            }
+        };
+        Self { whole: times.iter().map(whole).collect(), curves: Vec::new() }
+    }
+
     /// Whether counters were recorded in all its runs on the whole GPU.
     pub(super) fn counted(&self) -> bool {
         self.whole.iter().all(|w| w.counted)

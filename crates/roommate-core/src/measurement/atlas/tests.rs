@@ -58,7 +58,7 @@ fn more_roommates_never_help() {
                 let batches: Vec<u32> = atlas.batches(task).collect();
                 let sms = rng.chance(0.5).then(|| 1 + rng.below(132) as u32);
                 let batch = batches[rng.below(batches.len() as u64) as usize];
-                Tenant { task, batch, sms, load: rng.unit() }
+                Tenant { sms, load: rng.unit(), ..Tenant::plain(task, batch) }
             })
             .collect();
         let speeds: Vec<f64> = (1..=4).map(|n| atlas.speed(&tenants[..n], 0)).collect();
@@ -70,7 +70,7 @@ fn more_roommates_never_help() {
 #[test]
 fn a_third_tenant_never_helps_a_measured_pair() {
     let atlas = h200();
-    let tenant = |s: Seat, load| Tenant { task: s.task, batch: s.batch, sms: s.sms, load };
+    let tenant = |s: Seat, load| Tenant { sms: s.sms, load, ..Tenant::plain(s.task, s.batch) };
     assert!(atlas.met.len() > 180);
     for ((a, b), met) in &atlas.met {
         let (a, b) = (tenant(*a, 1.0), tenant(*b, met.load));
