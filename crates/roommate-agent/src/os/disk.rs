@@ -6,7 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A file that is being written.
 pub(crate) trait Appending: Send {
@@ -61,7 +61,10 @@ pub(crate) trait Disk: Send + Sync {
 
 /// Writes a file as a whole: after a loss of power it has its old content or its new one.
 pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("new");
+    // Added to the whole name: two processes may write `claim.7` and `claim.8` at the same time.
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
     match disk.remove(&beside) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
@@ -235,5 +238,18 @@ mod tests {
         let names: Vec<String> =
             RealDisk.list(folder.path()).unwrap().into_iter().map(|e| e.name).collect();
         assert_eq!(names, ["f"]);
+    }
+
+    #[test]
+    fn names_that_differ_after_a_dot_are_replaced_side_by_side() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: String| {
+            let path = folder.path().join(&name);
+            (0..200).try_for_each(|_| replace(&RealDisk, &path, name.as_bytes()))
+        };
+        std::thread::scope(|scope| {
+            let both = [7, 8].map(|n| scope.spawn(move || write(format!("claim.{n}"))));
+            both.into_iter().for_each(|one| one.join().unwrap().unwrap());
+        });
     }
 }
