@@ -21,6 +21,8 @@ class Bench:
         # Whether existing rows come from a complete earlier run, not from an interrupted one.
         self.anew = anew
         self.rows: list[dict[str, Any]] = []
+        # What is left to measure when the part ends: it is complete with 0.
+        self.left = 0
         self._file = out / f"{part}.new"
         self._file.unlink(missing_ok=True)
         self._ends = time.monotonic() + 60 * MINUTES

@@ -6,6 +6,18 @@ usage: run.sh PART... [--out DIR] [--again] [--rehearse]
 A complete part (listed in DIR/parts.jsonl) is skipped unless --again is given. Each part writes its
 rows to DIR/PART.jsonl and the journals of its daemons to DIR, and prints a table. --rehearse uses
 pauses instead of jobs and a core instead of the GPU, to test the parts themselves.
+
+What services and their mechanisms still need on one H200, in this order (minutes of the GPU are
+estimates; a part that says that something is left is started again with the same words):
+
+    run.sh gate                                      about 5: cost and delays of the gate
+    ROOMMATE_MODES=roommate run.sh serving --again   about 9, in two calls: only Roommate's column
+    run.sh guests                                    about 10, in two calls: promises and guests
+    run.sh declined                                  about 8: the sets that `sets` declined, with
+                                                     priority
+
+`ROOMMATE_PAIRS=bert:gpt2,resnet50:gpt2` restricts `serving` to the pairs beside gpt2 (about 2
+minutes with one mode), `ROOMMATE_PAIRS=resnet50+gpt2` restricts `guests`.
 """
 
 from __future__ import annotations
@@ -24,7 +36,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gates
 import mix
+import mixes
 import policies
 import promises
 import serving
@@ -188,8 +202,8 @@ MECHANISMS = (
     promises.guaranteed, promises.strict, promises.guests, promises.shrink, promises.resize,
     policies.turns, policies.gandiva, policies.muri, policies.iadeep, policies.opaque,
 )
-ALL = (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, sets.large, mix.mix, serving.serving, repartition,
-       neighbours, jitter)
+ALL = (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, sets.large, sets.declined, mix.mix,
+       mixes.roommate, serving.serving, gates.gate, repartition, neighbours, jitter)
 PARTS = {part.__name__: part for part in ALL}
 
 
@@ -253,6 +267,9 @@ def play(name: str, out: Path, rehearse: bool) -> bool:
         )
         return False
     bench.keep()
+    if bench.left:
+        print(f"{table(bench.rows)}\n== {name}: {bench.left} cells are left; run it again", flush=True)
+        return True
     what = {"part": name, "date": time.strftime("%Y-%m-%d %H:%M:%S"), "commit": commit(),
             "gpu": driver(), "command": f"bench/gpu/run.sh {name}",
             "seconds": round(time.monotonic() - began)}

@@ -13,6 +13,9 @@ of ten times the load:
 | | that keeps the objective, or if none does, the one with the fewest late requests |
 | roommate | priority, filled batches and the gate on kernel launches |
 
+$ROOMMATE_PAIRS (`bert:gpt2,resnet50:vit`) restricts a run to some pairs. $ROOMMATE_MODES=roommate with
+--again measures only these modes again and keeps all other rows that the file has.
+
 Requests come whatever the service does; latencies count from when each was due
 (crates/roommate-ingress/examples/load.rs). Rows that the file has are not measured again: a run ends after
 about eight minutes, and the next one goes on.
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,8 @@ from room import ROOT, Room, rounded
 #: Objectives in ms: about two and a half times the p99 alone at 80 % load.
 SERVICES = {"bert": 25.0, "resnet50": 25.0, "http-roberta": 60.0}
 TASKS = {"gpt2": ("gpt2-lm", 16), "vit": ("vit-b16-imagenet", 64), "resnet50": ("resnet50-imagenet", 64)}
+#: Modes with training, apart from `alone`, which belongs to the baselines.
+MODES = ("mps", "split", "slices", "roommate")
 LOADS: tuple[float | str, ...] = (0.2, 0.5, 0.8, "trace", "burst")
 #: Parts of the SMs that the service and training have, in the order in which they are tried.
 SPLITS = ((0.3, 0.7), (0.5, 0.5), (0.75, 0.25))
@@ -46,7 +52,7 @@ SECONDS = 3.0
 NONE_MS = 600_000.0
 MAY_BE_LATE = 0.01
 #: A run that has taken this long begins nothing new.
-STOP_AFTER_S = 450.0
+STOP_AFTER_S = 400.0
 
 Row = dict[str, Any]
 
@@ -69,6 +75,28 @@ def load(port: int, way: str, amount: float, seconds: float, objective_ms: float
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     found: Row = json.loads(done.stdout)
     return found
+
+
+def modes() -> list[str]:
+    """The modes that are measured: $ROOMMATE_MODES, or all."""
+    given = [one for one in os.environ.get("ROOMMATE_MODES", "").split(",") if one]
+    if unknown := set(given) - set(MODES):
+        raise ValueError(f"ROOMMATE_MODES: no mode {', '.join(sorted(unknown))}")
+    return given or list(MODES)
+
+
+def pairs() -> list[tuple[str, str]]:
+    """The pairs of a service and a task that are measured: $ROOMMATE_PAIRS, or all."""
+    given = [one for one in os.environ.get("ROOMMATE_PAIRS", "").split(",") if one]
+    return [(s, t) for s in SERVICES for t in TASKS if not given or f"{s}:{t}" in given]
+
+
+def held_s(port: int) -> float:
+    """For how long the gate was closed so far."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/roommate/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    found = [line for line in lines if line.startswith("roommate_service_held_seconds_total{")]
+    return float(found[0].split()[-1]) if found else 0.0
 
 
 def free_port() -> int:
@@ -103,7 +131,7 @@ class Pair:
         return float(row["requests_per_s"]) if row else 0.0
 
     def lacks(self, mode: str) -> list[float | str]:
-        return [at for at in LOADS if self.known(mode, at) is None]
+        return [] if mode not in modes() else [at for at in LOADS if self.known(mode, at) is None]
 
     # ---- rooms ----
 
@@ -113,6 +141,9 @@ class Pair:
         script = "http_model.py" if opaque else "gpu_model.py"
         command = [sys.executable, str(ROOT / "examples/serving" / script), "--model",
                    self.service.removeprefix("http-")]
+        if room.rehearse:
+            words = ["--http"] if opaque else []
+            command = [sys.executable, str(ROOT / "bench/gpu/rehearsal_service.py"), *words]
         section: Row = {"slo": {"p99": f"{objective:g}ms"}, "port": port, "queue": 4096}
         section |= {"server": "http"} if opaque else {"max_batch": 32}
         if objective == NONE_MS and not opaque:
@@ -142,8 +173,10 @@ class Pair:
     def ask(self, port: int, at: float | str, seconds: float = SECONDS) -> Row:
         if at == "trace":
             given = rates()
-            if given is None:
+            if given is None and self.bench.rehearse:
                 return {}
+            if given is None:
+                raise SystemExit("no request rates: bench/gpu/rates.py writes bench/gpu/.bin/rates.txt")
             found = load(port, f"rates:{given}", TRACE_LOAD * self.capacity, TRACE_S, self.objective)
         elif at == "burst":
             # 8 % of the capacity, then 80 %.
@@ -164,8 +197,17 @@ class Pair:
             load(port, "open", at * self.capacity, settle, self.objective)
         began = time.monotonic()
         found = self.ask(port, at)
-        speed = room.rate("train", began, time.monotonic())
-        return {**found, "training": speed / self.alone_speed()}
+        took = time.monotonic() - began
+        speed = room.rate("train", began, began + took)
+        return {**found, "training": speed / self.alone_speed(), "took_s": took}
+
+    def held(self, room: Room, port: int, at: float | str) -> Row:
+        """The same, with the part of the time for which the gate was closed."""
+        before = held_s(port)
+        found = self.beside(room, port, at, 3.0 if at == LOADS[0] else 1.5)
+        # Closed while the load settles included, which is not in the time.
+        settles = {LOADS[0]: 3.0}.get(at, 1.5) if isinstance(at, float) else 0.0
+        return {**found, "closed": (held_s(port) - before) / (found["took_s"] + settles)}
 
     def alone_speed(self) -> float:
         row = self.known("alone", "training")
@@ -190,7 +232,7 @@ class Pair:
                 self.until_ready(room, "service")
                 for at in self.lacks("roommate"):
                     # The margin of the gate is learned in the first seconds.
-                    self.row("roommate", at, self.beside(room, port, at, 3.0 if at == LOADS[0] else 1.5))
+                    self.row("roommate", at, self.held(room, port, at))
 
     def baselines(self) -> None:
         """Alone, plain MPS and fixed splits, all without priority and gate."""
@@ -203,7 +245,8 @@ class Pair:
             self.until_ready(room, *(f"s{100 * share:.0f}" for share in shares[:3]))
             whole = ports[1.0]
             if not self.capacity:
-                load(whole, "closed", 64, 1.5, self.objective)
+                # A server without graphs is slow at each size of batch that it meets first.
+                load(whole, "closed", 64, 4.0, self.objective)
                 self.row("alone", "capacity", load(whole, "closed", 128, 3, self.objective), "")
             for at in LOADS:
                 if self.known("alone", at, "") is None:
@@ -241,16 +284,12 @@ def keeps(row: Row | None) -> bool:
 def serving(bench: Bench) -> None:
     """Services beside training: requests over the objective and speed of training, in five modes."""
     kept = bench.out / "serving.rows.jsonl"
-    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    for row in rows:
+    for row in kept_rows(bench, kept):
         bench.row(**row)
-    wanted = os.environ.get("ROOMMATE_PAIRS", "")
-    pairs = [(s, t) for s in SERVICES for t in TASKS if not wanted or f"{s}:{t}" in wanted.split(",")]
-    began, modes = time.monotonic(), ("mps", "split", "slices", "roommate")
-    left = 0
-    for service, task in pairs:
+    began, left = time.monotonic(), 0
+    for service, task in pairs():
         pair = Pair(bench, bench.rows, service, task)
-        if not any(pair.lacks(mode) for mode in modes):
+        if not any(pair.lacks(mode) for mode in MODES):
             continue
         if time.monotonic() - began > STOP_AFTER_S:
             left += 1
@@ -262,3 +301,18 @@ def serving(bench: Bench) -> None:
     if left:
         raise TimeoutError(f"{left} pairs are left; run this part again to go on")
     kept.unlink(missing_ok=True)
+
+
+def kept_rows(bench: Bench, kept: Path) -> list[Row]:
+    """Rows of an interrupted run; or, if only some modes are measured again, all others."""
+    if kept.exists():
+        return read(kept)
+    found = bench.out / f"{bench.part}.jsonl"
+    if not os.environ.get("ROOMMATE_MODES") or not found.exists():
+        return []
+    again = [(service, task, mode) for service, task in pairs() for mode in modes()]
+    return [row for row in read(found) if (row["service"], row["task"], row["mode"]) not in again]
+
+
+def read(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text().splitlines()]

@@ -24,6 +24,10 @@ TRAIN = {
     "vit-b16-imagenet": (64, 8, 16, 32, 128),
     "mobilenetv3l-imagenet": (128, 16, 32, 64, 256, 512),
     "gpt2-lm": (8, 2, 4, 16, 32),
+    # Modules of our own, of which `profiles/` knows nothing.
+    "unet-own": (16, 4, 8, 32),
+    "recommender-own": (8192, 2048, 4096, 16384),
+    "transformer-own": (16, 4, 8, 32),
 }
 SERVE = ("resnet50", "inception_v3", "gpt2", "bert", "roberta", "yolos-tiny")
 
@@ -92,6 +96,22 @@ def training(name: str) -> tuple[Any, Make] | None:
             return torch.stack([users, items], 1), torch.rand(batch, device="cuda").round()
 
         return collaborative(), pairs
+    if name == "unet-own":
+
+        def scans(batch: int) -> tuple[Any, Any]:
+            x = torch.randn(batch, 3, 256, 256, device="cuda")
+            return x, torch.rand(batch, 1, 256, 256, device="cuda").round()
+
+        return u_shaped(), scans
+    if name == "recommender-own":
+
+        def clicks(batch: int) -> tuple[Any, Any]:
+            ids = torch.randint(0, ROWS, (batch, TABLES), device="cuda")
+            return ids, torch.rand(batch, device="cuda").round()
+
+        return recommending(), clicks
+    if name == "transformer-own":
+        return causal(), tokens(256, WORDS)
     return None
 
 
@@ -127,11 +147,11 @@ def loss(name: str, out: Any, y: Any) -> Any:
         return functional.cross_entropy(out.start_logits, y[:, 0] % 384)
     if name == "gpt2-lm":
         return functional.cross_entropy(out.logits.flatten(0, 1), y.flatten())
-    if name == "lstm-wikitext":
+    if name in ("lstm-wikitext", "transformer-own"):
         return functional.cross_entropy(out.flatten(0, 1), y.flatten())
     if name == "deeplab-mbv3":
         return functional.cross_entropy(out["out"], y)
-    if name == "ncf-ml20m":
+    if name in ("ncf-ml20m", "unet-own", "recommender-own"):
         return functional.mse_loss(out, y.to(out.dtype))
     return functional.cross_entropy(out, y)
 
@@ -193,3 +213,79 @@ def collaborative() -> Any:
             return self.out(torch.cat([product, deep], -1)).squeeze(-1)
 
     return Ncf()
+
+
+def u_shaped() -> Any:
+    import torch
+    from torch import nn
+
+    def double(a: int, b: int) -> Any:
+        layers = [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Conv2d(b, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+
+    class Unet(nn.Module):
+        def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
+            super().__init__()
+            pairs = list(itertools.pairwise(widths))
+            self.first = double(3, widths[0])
+            self.down = nn.ModuleList([double(a, b) for a, b in pairs])
+            self.up = nn.ModuleList([nn.ConvTranspose2d(b, a, 2, 2) for a, b in reversed(pairs)])
+            self.join = nn.ModuleList([double(2 * a, a) for a, _ in reversed(pairs)])
+            self.out = nn.Conv2d(widths[0], 1, 1)
+
+        def forward(self, x: Any) -> Any:
+            kept = [self.first(x)]
+            for down in self.down:
+                kept.append(down(nn.functional.max_pool2d(kept[-1], 2)))
+            x = kept.pop()
+            for up, join in zip(self.up, self.join, strict=True):
+                x = join(torch.cat([up(x), kept.pop()], 1))
+            return self.out(x)
+
+    return Unet()
+
+
+#: Embedding tables of the recommender and their rows; words of the transformer.
+TABLES, ROWS, WORDS = 16, 100_000, 16_000
+
+
+def recommending() -> Any:
+    import torch
+    from torch import nn
+
+    class Recommender(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList([nn.Embedding(ROWS, 64) for _ in range(TABLES)])
+            inputs = TABLES * 64 + TABLES * TABLES
+            self.mlp = nn.Sequential(nn.Linear(inputs, 512), nn.ReLU(), nn.Linear(512, 256),
+                                     nn.ReLU(), nn.Linear(256, 1))
+
+        def forward(self, ids: Any) -> Any:
+            found = [table(ids[:, n]) for n, table in enumerate(self.tables)]
+            each = torch.stack(found, 1)
+            products = torch.bmm(each, each.transpose(1, 2))
+            return self.mlp(torch.cat([each.flatten(1), products.flatten(1)], 1)).squeeze(-1)
+
+    return Recommender()
+
+
+def causal() -> Any:
+    import torch
+    from torch import nn
+
+    class Transformer(nn.Module):
+        def __init__(self, width: int = 512, layers: int = 8) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(WORDS, width)
+            layer = nn.TransformerEncoderLayer(width, 8, 4 * width, 0.1, batch_first=True,
+                                               norm_first=True)
+            self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+            self.out = nn.Linear(width, WORDS)
+
+        def forward(self, ids: Any) -> Any:
+            length = ids.shape[1]
+            ahead = torch.ones(length, length, dtype=torch.bool, device=ids.device).triu(1)
+            return self.out(self.body(self.embed(ids), mask=ahead))
+
+    return Transformer()

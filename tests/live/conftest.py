@@ -79,6 +79,10 @@ class Room:
     def state_of(self, job: str) -> str:
         return str(self.jobs()[job]["state"])
 
+    def pid_of(self, job: str) -> int:
+        """The process of a job's command; a job counts as running a moment before it is known."""
+        return int(self.until(lambda: self.jobs()[job]["pid"]))
+
     def steps(self) -> list[dict[str, Any]]:
         lines = (self.state / "journal.jsonl").read_text().splitlines()
         return [step for line in lines if (step := json.loads(line).get("step"))]

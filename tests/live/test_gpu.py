@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -335,3 +336,46 @@ def test_mps_outlives_a_daemon_whose_jobs_run_on(gpus: Room) -> None:
     assert (found["enforcement"]["tier"], found["gpus"][0]["mps_restarts"]) == ("mps-v2", 0)
     assert mps_processes(gpus) == before
     gpus.until(lambda: gpus.jobs()["long"]["cooperative"])
+
+
+def fake_state(libraries: dict[str, str], *lines: str) -> None:
+    Path(libraries["ROOMMATE_NVML_LIBRARY"] + ".state").write_text("\n".join(lines) + "\n")
+
+
+def test_a_job_waits_for_gpu_memory(gpus: Room, libraries: dict[str, str]) -> None:
+    gpus.up("--device", "cuda", "--devices", "1")
+    gpus.submit("large", "sleep 60")
+    gpus.submit("beside", "sleep 60")
+    gpus.until(lambda: gpus.state_of("beside") == "running")
+    # Nothing was known of them, so both began; now little is left.
+    pids = {name: gpus.pid_of(name) for name in ("large", "beside")}
+    fake_state(libraries, f"0 process {pids['large']} 139000", f"0 process {pids['beside']} 1000")
+    time.sleep(3.5)  # the processes on a GPU are looked at every 3 s
+    gpus.submit("third", "sleep 0.1", profile="small")
+    gpus.until(lambda: any("third" in e and "waits for GPU memory" in e for e in events(gpus)))
+    assert gpus.state_of("third") == "starting"
+    fake_state(libraries, f"0 process {pids['beside']} 1000")
+    gpus.ok("cancel", "large")
+    gpus.until(lambda: gpus.state_of("third") == "finished")
+    gpus.ok("down", "--stop-jobs")
+    assert gpus.daemon is not None
+    gpus.daemon.wait()
+    kinds = {k["name"]: k for k in json.loads(gpus.ok("learned", "-o", "json"))["kinds"]}
+    assert kinds["sleep 60"]["mem_mib"] == 139000
+
+
+def test_a_job_that_ran_out_of_memory_starts_alone_once(gpus: Room) -> None:
+    gpus.up("--device", "cuda", "--devices", "1", "--backoff", "0.1")
+    gpus.submit("first", "sleep 60")
+    gpus.until(lambda: gpus.state_of("first") == "running")
+    code = "[ -e mark ] || { touch mark; echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1; }"
+    gpus.submit("short", code, retries=0)
+    gpus.until(lambda: any("ran out of GPU memory beside others" in e for e in events(gpus)))
+    gpus.until(lambda: any("its GPU for itself" in e and "waits" in e for e in events(gpus)))
+    assert not gpus.jobs()["short"]["ended"]
+    gpus.ok("cancel", "first")
+    gpus.until(lambda: gpus.state_of("short") == "finished")
+    # Alone it is its own fault.
+    gpus.submit("hungry", "echo 'RESOURCE_EXHAUSTED: out of memory'; exit 1", retries=0)
+    gpus.until_ended("hungry")
+    assert gpus.state_of("hungry").startswith("failed")

@@ -112,7 +112,7 @@ def test_d01_whatever_is_accepted_can_be_read_again(
     room: Room, way: Callable[[Room], list[str]]
 ) -> None:
     """D1: no input makes the daemon write a journal that its successor cannot read."""
-    room.up("--devices", "1", "--set", "slice_s=0.4", "--set", "pack=false")
+    room.up("--devices", "1", "-p", "gandiva", "--set", "slice_s=0.4", "--set", "pack=false")
     room.submit("innocent", "true")
     comes_back_with(room, ["innocent", *way(room)])
 

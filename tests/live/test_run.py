@@ -119,7 +119,7 @@ for _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pa
     room.up("--policy", "fifo", "--devices", "1")
     room.python("large", code)
     room.until(lambda: (room.jobs()["large"]["mem_mib"] or 0) > 64)
-    group = room.jobs()["large"]["pid"]
+    group = room.pid_of("large")
     assert group_rss_mib(group) > 64
     room.ok("suspend", "large")
     room.until(lambda: group_rss_mib(group) < 64)
@@ -191,3 +191,8 @@ def test_a_mix_runs_in_the_foreground_and_writes_a_report(room: Room) -> None:
     bad = room.job("bad", json.dumps({"jobs": [{"name": "x", "command": "echo oh; exit 3"}]}))
     done = room.tool("run", bad, "--backoff", "0")
     assert done.returncode == 1 and "failed: exit 3" in done.stdout and "  oh" in done.stderr
+    assert "hint:" not in done.stderr
+    # -I: a Python that does not see the SDK, wherever it is installed for this test.
+    lacks = {"name": "x", "command": [sys.executable, "-I", "-S", "-c", "import roommate"]}
+    done = room.tool("run", room.job("lacks", json.dumps({"jobs": [lacks]})), "--backoff", "0")
+    assert done.returncode == 1 and "pip install ./python" in done.stderr

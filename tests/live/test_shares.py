@@ -58,7 +58,7 @@ def test_shares_are_exact_and_follow_changes(room: Room, flags: list[str]) -> No
     room.python("sdk", BUSY, share=0.3)
     room.submit("opaque", [sys.executable, "-c", "while True: pass"], share=0.3)
     room.until(lambda: room.jobs()["sdk"]["cooperative"] and room.state_of("opaque") == "running")
-    groups = {name: room.jobs()[name]["pid"] for name in ("sdk", "opaque")}
+    groups = {name: room.pid_of(name) for name in ("sdk", "opaque")}
     assert_shares(groups, 0.3)
     # Smaller, larger again, and never above the guaranteed share.
     for share, kept in ((0.15, 0.15), (0.25, 0.25), (0.9, 0.3)):
@@ -74,7 +74,7 @@ def test_a_share_survives_the_daemon_and_is_checked(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "1", "--no-cgroups")
     room.submit("opaque", [sys.executable, "-c", "while True: pass"])
     room.until(lambda: room.state_of("opaque") == "running")
-    group = room.jobs()["opaque"]["pid"]
+    group = room.pid_of("opaque")
     room.ok("resize", "opaque", "--share", "0.3")
     for share in ("1.5", "-1", "nan"):
         done = room.tool("resize", "opaque", f"--share={share}")
@@ -123,7 +123,7 @@ def test_a_guaranteed_job_keeps_its_speed(room: Room, flags: list[str]) -> None:
     room.up("--policy", "antman", "--devices", "1", "--set", "eps=0.04", *flags)
     room.python("opportunist", BUSY, **{"class": "best-effort"})
     room.until(lambda: room.jobs()["opportunist"]["cooperative"])
-    group = room.jobs()["opportunist"]["pid"]
+    group = room.pid_of("opportunist")
     room.python("promised", GAPS)
     room.until(lambda: (room.folder / "ticks").exists() and room.jobs()["promised"]["cooperative"])
     assert room.jobs()["opportunist"]["devices"] == room.jobs()["promised"]["devices"]
@@ -200,7 +200,7 @@ def test_irregular_data_does_not_exclude_an_opportunist(room: Room) -> None:
     _, alone = of_a_step(room, 4.0)
     room.python("opportunist", BUSY, **{"class": "best-effort"})
     room.until(lambda: room.state_of("opportunist") == "running")
-    group = room.jobs()["opportunist"]["pid"]
+    group = room.pid_of("opportunist")
     seen: list[str] = []
     since_start = BackgroundLoad()
     # If the opportunist were charged for waits that the job has anyway, it would be throttled again
@@ -229,8 +229,7 @@ def test_an_opportunist_takes_little_time_from_a_busy_job(room: Room) -> None:
     room.python("promised", BUSY)
     room.until(lambda: room.jobs()["promised"]["cooperative"])
     room.python("opportunist", BUSY, **{"class": "best-effort"})
-    room.until(lambda: room.jobs()["opportunist"]["pid"])
-    groups = [room.jobs()[n]["pid"] for n in ("promised", "opportunist")]
+    groups = [room.pid_of(name) for name in ("promised", "opportunist")]
     before = [group_cpu_s(g) for g in groups]
     time.sleep(2.5)
     promised, opportunist = (group_cpu_s(g) - b for g, b in zip(groups, before, strict=True))

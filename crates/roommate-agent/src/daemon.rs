@@ -21,6 +21,7 @@
 
 pub mod doctor;
 pub(crate) mod inbox;
+pub mod learned;
 pub(crate) mod lock;
 pub mod quotas;
 mod recovery;
@@ -40,6 +41,7 @@ use crate::api::http::{Http, Listening};
 use crate::api::service::Service;
 use crate::api::tokens::Tokens;
 use crate::daemon::inbox::{Batch, Inbox, Quit};
+use crate::daemon::learned::Learned;
 use crate::daemon::lock::Lock;
 use crate::daemon::quotas::Quotas;
 use crate::daemon::retention::{Keeping, Remains};
@@ -57,6 +59,7 @@ use roommate_core::journal::{self, Head, Observer, ProfileLine, StepView, Writer
 use roommate_core::measurement::known_profiles::KnownProfiles;
 use roommate_core::number::{Number, Number32};
 use roommate_core::policy::Params;
+use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use std::io;
@@ -93,6 +96,8 @@ pub struct Config {
     pub costs: Costs,
     /// Earlier measurements that a new state begins with: profiles and pairs that the policy knows.
     pub known: Option<KnownProfiles>,
+    /// The file with what was learned of kinds of work; that of the state, if not given.
+    pub learned: Option<PathBuf>,
     /// Where HTTP is served.
     pub http: Option<Http>,
     /// Limits on what is kept.
@@ -103,10 +108,19 @@ pub struct Config {
     pub quotas: Quotas,
 }
 
-/// The default policy: it needs no job lengths, and every job gets time slices.
-pub const USUAL_POLICY: &str = "gandiva";
+/// The default policy: it needs no lengths of jobs and no measurements, and jobs share devices from
+/// the first second on.
+pub const USUAL_POLICY: &str = "roommate";
+
+/// Most tenants of a GPU, unless said: short jobs gain by more of them than simulations assume.
+pub const USUAL_TENANTS: u8 = 8;
 
 impl Config {
+    /// The file with what was learned of kinds of work.
+    pub(crate) fn learned_at(&self) -> PathBuf {
+        self.learned.clone().unwrap_or_else(|| self.paths.learned())
+    }
+
     /// Default costs: a process on a GPU takes longer to start than one on CPU cores.
     pub fn usual_costs(kind: Kind) -> Costs {
         let (restart, resume) = match kind {
@@ -117,6 +131,7 @@ impl Config {
             restart: Span::from_secs(restart),
             resume: Span::from_secs(resume),
             backoff: Span::from_secs(5.0),
+            max_tenants: USUAL_TENANTS,
             ..Costs::default()
         }
     }
@@ -283,6 +298,9 @@ pub(crate) struct Daemon {
     /// Jobs that ended in earlier parts of the journal.
     past: Vec<JobView>,
     remains: Remains,
+    /// What was learned of kinds of work, and when it was written last.
+    learned: Learned,
+    learned_kept: Instant,
     /// Names of the profiles.
     profiles: IdxVec<ProfileIdx, String>,
     teams: IdxVec<TeamIdx, String>,
@@ -305,6 +323,9 @@ pub(crate) struct Daemon {
     lock: Lock,
 }
 
+/// How often what was learned is written.
+const KEEP_LEARNED_EVERY: Duration = Duration::from_secs(180);
+
 /// Step time that stands for a job that makes no progress, in seconds.
 const NEVER_S: Number = Number::of(1e12);
 
@@ -314,6 +335,7 @@ impl Daemon {
         while self.run()? == Over::Part {
             self = self.in_a_new_part()?;
         }
+        self.keep_learned();
         Ok(())
     }
 
@@ -386,7 +408,8 @@ impl Daemon {
 
     /// Continues in a new part of the journal, in the same way as after a restart. Tenants with the
     /// SDK connect again.
-    pub(crate) fn in_a_new_part(self) -> Result<Self, AgentError> {
+    pub(crate) fn in_a_new_part(mut self) -> Result<Self, AgentError> {
+        self.keep_learned();
         let http = self.http;
         let (config, store, inbox, lock) = (self.config, self.store, self.inbox, self.lock);
         let daemon = Self::recover(config, store, inbox, lock, Some(self.machine))?;
@@ -410,7 +433,27 @@ impl Daemon {
         [Some(tidy), wake, due].into_iter().flatten().min().unwrap_or(tidy)
     }
 
+    /// Writes what was learned. Nothing else depends on it, so that a disk which is full ends
+    /// nothing.
+    fn keep_learned(&mut self) {
+        let now = self.machine.os().now();
+        self.learned_kept = now;
+        for job in self.jobs.indices() {
+            let held_mib = self.machine.job(job).map_or(0, |j| j.held_mib);
+            self.learned.note_memory(&self.jobs[job].row.file.kind(), held_mib);
+        }
+        self.learned.take_in(self.engine.state(), &self.head, &self.profiles);
+        let path = self.config.learned_at();
+        if let Err(e) = self.learned.save(&*self.machine.os().disk, &path) {
+            let what = format!("could not write what was learned: {}: {e}", path.display());
+            self.log.notice(self.clock.now(), None, what);
+        }
+    }
+
     fn tidy(&mut self) -> Result<(), AgentError> {
+        if self.machine.os().now().duration_since(self.learned_kept) >= KEEP_LEARNED_EVERY {
+            self.keep_learned();
+        }
         // Another daemon may own the state by now.
         self.lock.check()?;
         self.store.check()?;
@@ -427,6 +470,7 @@ impl Daemon {
     fn decide(&mut self) -> Result<(), AgentError> {
         let (facts, by) = (std::mem::take(&mut self.facts), self.by.take());
         let now = self.clock.now();
+        self.learn_lengths(&facts);
         let step = self.engine.step(now, &facts);
         let mut writer = Writer::new(Vec::new());
         // A step without facts that did not call the policy does not change the engine either.
@@ -442,6 +486,19 @@ impl Daemon {
         let orders: Vec<Order> = actions.into_iter().filter_map(|a| self.order(a)).collect();
         self.orders.extend(orders);
         Ok(())
+    }
+
+    /// Notes how long finished jobs were, before the engine has their declared work instead.
+    fn learn_lengths(&mut self, facts: &[Event]) {
+        for fact in facts {
+            let Event::Finished(job) = fact else { continue };
+            let (state, kind) = (self.engine.state(), self.jobs[*job].row.file.kind());
+            if state.job(*job).phase != Phase::Done {
+                let held_mib = self.machine.job(*job).map_or(0, |j| j.held_mib);
+                self.learned.note_memory(&kind, held_mib);
+                self.learned.note_length(&kind, state.done_s(*job));
+            }
+        }
     }
 
     /// Commits what was decided, then has the machine do it, until nothing new is reported.
@@ -486,7 +543,8 @@ impl Daemon {
             host_mib: file.memory_mib.saturating_mul(u32::from(file.devices)),
             user: self.config.mode.run_as(&record.row.owner),
             checkpoint: file.checkpoint.clone(),
-            mem_mib: state.spec(job).knobs.mem_mib,
+            mem_mib: file.gpu_mib,
+            usual_mib: self.learned.mem_mib(&file.kind()),
             sdk: file.sdk,
             tunable: state.profile(job).training.is_some(),
             service: file.service.as_ref().map(|s| s.front(&record.name)),
@@ -563,7 +621,9 @@ impl Daemon {
     fn assume_speed(&mut self, job: JobIdx, part: f64) {
         let state = self.engine.state();
         let sample = if part > 0.0 {
-            let step_s = state.alone_step_s(job, &state.job(job).gpus) / part.max(1e-3);
+            // Not what is believed: that would be learned from itself.
+            let alone_s = state.step_as_s(state.profile(job), job, &state.job(job).gpus);
+            let step_s = alone_s / part.max(1e-3);
             Sample { step_s: Number::of(step_s), ..Sample::default() }
         } else {
             let done = Some(Number::of(state.done(job)));
@@ -612,14 +672,18 @@ impl Daemon {
 pub(crate) fn first_lines(
     head: &Head,
     known: Option<&KnownProfiles>,
+    learned: &Learned,
 ) -> Result<Vec<u8>, AgentError> {
     let mut writer = Writer::new(Vec::new());
-    writer.head(head);
-    let profiles = known.map_or(&[][..], |k| &k.profiles);
-    for (i, (name, profile)) in profiles.iter().enumerate() {
+    let given = known.map_or(&[][..], |k| &k.profiles);
+    let line = |(i, (name, profile)): (usize, &(String, Profile))| {
         let (name, profile) = (name.clone(), profile.clone());
-        writer.profile(&ProfileLine { idx: ProfileIdx::from_usize(i), name, profile });
-    }
+        ProfileLine { idx: ProfileIdx::from_usize(i), name, profile }
+    };
+    let given: Vec<ProfileLine> = given.iter().enumerate().map(line).collect();
+    let (learned, more) = learned.for_journal(head, &given);
+    writer.head(&Head { learned, ..head.clone() });
+    given.iter().chain(&more).for_each(|line| writer.profile(line));
     written(writer)
 }
 

@@ -425,6 +425,22 @@ impl Device {
         }
     }
 
+    /// Memory of a device that its tenants share; `None` where it has none of its own.
+    pub(crate) fn capacity_mib(&self, gpu: GpuIdx) -> Option<u32> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Cuda(d) => d.capacity_mib(gpu),
+        }
+    }
+
+    /// The processes on each device, and the memory that each of them holds there in MiB.
+    pub(crate) fn processes(&self) -> Vec<Vec<(u32, u32)>> {
+        match self {
+            Self::Cpu(_) => Vec::new(),
+            Self::Cuda(d) => d.processes(),
+        }
+    }
+
     /// Whether the crash of a process on these devices can crash its roommates.
     pub(crate) fn shares_fate(&self) -> bool {
         matches!(self, Self::Cuda(d) if d.keeps_shares())

@@ -25,6 +25,7 @@ mod admission;
 pub(crate) mod connection;
 mod crash_attribution;
 mod ends;
+mod memory;
 mod orders;
 mod process_control;
 mod reports;
@@ -133,6 +134,8 @@ pub struct Program {
     pub checkpoint: Option<PathBuf>,
     /// Requested GPU memory, MiB per GPU; 0 = not declared.
     pub mem_mib: u32,
+    /// GPU memory that jobs of its kind were measured to use, MiB per GPU, where that is known.
+    pub usual_mib: Option<u32>,
     /// Whether its job file says that it uses the SDK.
     pub sdk: bool,
     /// Whether its batch size may be tuned: then measurements are reported more promptly.
@@ -293,6 +296,9 @@ struct Waiting {
     place: Placement,
     attempt: u32,
     not_before: Instant,
+    /// When it began to wait, and whether it is GPU memory that it waits for.
+    since: Instant,
+    for_memory: bool,
 }
 
 /// How long a start waits that failed for want of something on the machine.

@@ -159,6 +159,11 @@ impl Paths {
         self.submissions().join(job.to_string())
     }
 
+    /// What was learned of kinds of work.
+    pub fn learned(&self) -> PathBuf {
+        self.root.join("learned.jsonl")
+    }
+
     /// What was found wrong with the state when daemons started.
     pub fn notices(&self) -> PathBuf {
         self.root.join("notices")

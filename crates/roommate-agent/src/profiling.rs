@@ -413,6 +413,7 @@ impl<'a> Bench<'a> {
         let tenant = &mut self.tenants[idx];
         tenant.tune.batch = member.batch;
         tenant.tune.seat = member.seat;
+        tenant.tune.priority = member.first;
         tenant.tuned = None;
         tenant.reports.clear();
         tenant.strays.clear();
@@ -732,9 +733,9 @@ fn as_map(fields: Vec<(&'static str, Value)>) -> serde_json::Map<String, Value> 
 /// Identifies the item of a row, independently of the results: the same for an item and for its
 /// row.
 pub fn key(row: &Value) -> String {
-    const IDENTITY: [&str; 14] = [
+    const IDENTITY: [&str; 15] = [
         "kind", "name", "batch", "sms", "k", "a", "batch_a", "b", "batch_b", "sms_a", "sms_b",
-        "tasks", "batches", "round",
+        "tasks", "batches", "first", "round",
     ];
     let fields = IDENTITY.iter().filter_map(|name| Some(format!("{name}={}", row.get(name)?)));
     fields.collect::<Vec<_>>().join(" ")
@@ -797,7 +798,7 @@ mod tests {
     fn a_row_has_the_key_of_its_item() {
         let text = "rounds: 2\ntasks:\n\
                     - {name: a, kind: train, command: x, batches: [8], sms: [24]}\n\
-                    sets: [[a, a]]";
+                    sets: [{tasks: [a, a], splits: [64, {first: 1}, {first: 1, sms: [96, 132]}]}]";
         let plan = Plan::read(text, Path::new("p.yaml")).unwrap();
         let items = plan.items(132).unwrap();
         let seen =

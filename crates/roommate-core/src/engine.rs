@@ -5,12 +5,15 @@
 
 use crate::cluster::Cluster;
 use crate::event::{Action, Event, Sample};
-use crate::idx::{JobIdx, NodeIdx, ProfileIdx};
+use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
+use crate::interference::table::Table;
 use crate::job::{Job, Overrides, Phase, Retries, Spec};
 use crate::math::rng::Rng;
 use crate::number::Positive;
+use crate::performance::pairs::{self, Extra, Pairs};
 use crate::performance::progress::work_s;
+use crate::performance::solo::{self, Average};
 use crate::performance::usage::Usage;
 use crate::plan::{Draft, News, Plan};
 use crate::policy::Policy;
@@ -22,6 +25,10 @@ use std::collections::BTreeSet;
 
 /// Totals of services are news for a policy as long as fewer facts than this wait for it.
 const MOST_TOTALS: usize = 4096;
+
+/// A policy that is asked again at one instant, because what it stopped then can be placed again,
+/// is asked no more often than this.
+const MOST_AGAIN: u32 = 32;
 
 /// A fact that is impossible in the current state; it was ignored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +60,10 @@ pub struct Engine {
     pauses: BTreeSet<(Time, JobIdx)>,
     policy_wake: Option<Time>,
     last_asked: Option<Time>,
+    /// What earlier runs learned of steps of profiles that are not registered yet.
+    past_steps: Vec<(ProfileIdx, u8, Average)>,
+    /// How often the policy was asked at this instant.
+    asked_at: (Time, u32),
     events: Vec<Event>,
     ready: Vec<JobIdx>,
     left: Vec<JobIdx>,
@@ -79,6 +90,8 @@ impl Engine {
             pauses: BTreeSet::new(),
             policy_wake: None,
             last_asked: None,
+            past_steps: Vec::new(),
+            asked_at: (Time::ZERO, 0),
             events: Vec::new(),
             ready: Vec::new(),
             left: Vec::new(),
@@ -93,8 +106,33 @@ impl Engine {
         &self.state
     }
 
+    /// Begins with what an earlier run learned, before the first step: pairs of profiles that share
+    /// a GPU (as [`Pairs::iter`] tells them), lengths of steps of profiles by GPU model, and
+    /// lengths of finished jobs.
+    pub fn begin_with(
+        &mut self,
+        pairs: impl Iterator<Item = (u8, ProfileIdx, ProfileIdx, Extra)>,
+        steps: impl Iterator<Item = (ProfileIdx, u8, Average)>,
+        lengths: impl Iterator<Item = (f64, u32)>,
+    ) {
+        for (gpu_model, own, other, extra) in pairs {
+            self.state.pairs.seed(gpu_model, own, other, extra);
+        }
+        self.past_steps.extend(steps);
+        self.state.past_lengths.extend(lengths);
+    }
+
+    /// Gives the speeds of pairs in advance; what samples say counts more.
+    pub fn know_pairs(&mut self, given: Option<Table>) {
+        self.state.pairs = Pairs::of_table(given);
+    }
+
     /// Registers a profile.
     pub fn add_profile(&mut self, profile: Profile) -> ProfileIdx {
+        let idx = ProfileIdx::from_usize(self.state.profiles.len());
+        assert!(profile.has_kind_before(idx), "the first profile of a kind is added first");
+        let past = self.past_steps.iter().filter(|(of, ..)| *of == idx);
+        self.state.solo.push(past.map(|(_, gpu_model, average)| (*gpu_model, *average)).collect());
         self.state.usage.push(Usage::default());
         self.state.profiles.push(profile)
     }
@@ -114,12 +152,13 @@ impl Engine {
         // The confirmation of an action of this instant does not call the policy; a later stop
         // does, because its job can be placed again from now on.
         let late = |job: JobIdx| self.state.jobs.get(job).is_some_and(|j| j.since != now);
+        let again = self.policy.asks_again() && self.asked_at.1 < MOST_AGAIN;
         let matters = |e: &Event| match e {
             Event::Started(_) | Event::Tuned(_) => false,
             Event::Served { .. } | Event::Noted { .. } => false,
             // What a user sets is carried out by the world; a policy sees it in the samples.
             Event::Held { .. } | Event::Resized { .. } => false,
-            Event::Stopped { job, .. } => late(*job),
+            Event::Stopped { job, .. } => again || late(*job),
             // A sample from the instant of the last decision is its consequence.
             Event::Sampled { .. } => self.last_asked != Some(now),
             _ => true,
@@ -159,6 +198,9 @@ impl Engine {
         self.notes.clear();
         self.contradictions.clear();
         self.state.now = now;
+        if self.asked_at.0 != now {
+            self.asked_at = (now, 0);
+        }
         let mut rested = false;
         while let Some(&(at, job)) = self.pauses.first().filter(|(at, _)| *at <= now) {
             self.pauses.remove(&(at, job));
@@ -200,6 +242,7 @@ impl Engine {
         }
         self.policy_wake = self.draft.wake();
         self.last_asked = Some(self.state.now);
+        self.asked_at = (self.state.now, self.asked_at.1 + 1);
         self.events.clear();
         self.ready.clear();
         self.left.clear();
@@ -305,6 +348,8 @@ impl Engine {
             return None;
         }
         self.leave(job);
+        let hot = self.hot(job)?;
+        hot.done_before_end = hot.meter.done;
         if let Some(work) = self.state.spec(job).work {
             // Believed progress continues until the end is reported, and may exceed the real
             // progress.
@@ -361,10 +406,26 @@ impl Engine {
             let step_s = Positive::of(sample.step_s.get()).get();
             self.hot(job)?.meter.set_step(now, work_s(step_s, worth));
         }
+        self.learn(job, sample);
+        Some(())
+    }
+
+    /// What a sample says of the job's profile, and of those of its roommates.
+    fn learn(&mut self, job: JobIdx, sample: &Sample) {
         let alone = self.state.is_alone(job);
         let profile = self.state.spec(job).profile;
-        self.state.usage[profile].learn(sample, alone);
-        Some(())
+        let kind = self.state.kind(profile);
+        let was_known = self.state.demand(profile).is_some();
+        self.state.usage[kind].learn(sample, alone);
+        if !was_known && self.state.demand(profile).is_some() {
+            self.state.pairs.touch();
+        }
+        if sample.step_s > 0.0 {
+            solo::learn(&mut self.state, job, sample);
+        }
+        if !alone && sample.step_s > 0.0 {
+            pairs::learn(&mut self.state, job, sample);
+        }
     }
 
     /// Jobs that are carried into a new journal are set before they are submitted there.

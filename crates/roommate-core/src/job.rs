@@ -21,6 +21,10 @@ pub enum Class {
     Service,
 }
 
+/// What is promised to a job that is said to be guaranteed: roommates make its steps at most this
+/// many times as long.
+pub const GUARANTEED_SLOWDOWN: f64 = 1.5;
+
 /// A service level objective for latency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Slo {
@@ -129,6 +133,9 @@ pub struct Spec {
     /// The latency that a service has to keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo: Option<Slo>,
+    /// Promised: roommates make its steps at most this many times as long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_slowdown: Option<Number>,
     /// Its weight in weighted fair sharing; 1 is the default.
     #[serde(default = "usual_weight", skip_serializing_if = "is_usual_weight")]
     pub weight: Number,
@@ -155,6 +162,7 @@ impl Spec {
             deadline: None,
             deadline_values: Vec::new(),
             slo: None,
+            max_slowdown: None,
             weight: usual_weight(),
             gpu_models: u32::MAX,
             retries: Retries::default(),
@@ -165,7 +173,11 @@ impl Spec {
     /// journal nor read from one.
     pub fn check(&self) -> Result<(), &'static str> {
         let sizes = self.gpus > 0 && self.gpus_max >= self.gpus;
-        if sizes { Ok(()) } else { Err("a job without GPUs") }
+        if !sizes {
+            return Err("a job without GPUs");
+        }
+        let promise = self.max_slowdown.is_none_or(|most| most >= 1.0);
+        if promise { Ok(()) } else { Err("a job promised a slowdown below 1") }
     }
 
     /// Whether the job may run on GPUs of this model.
@@ -240,6 +252,8 @@ pub struct Job {
     pub attained_gpu_us: u64,
     /// Its progress as believed by the engine.
     pub meter: Meter,
+    /// Steps that it was believed to have done when its end was reported.
+    pub done_before_end: f64,
     /// Its gradient noise scale as last measured; 0 = never measured.
     pub noise_scale: f32,
     /// The GPUs from which it was suspended to host memory; empty if it is not suspended.
@@ -267,6 +281,7 @@ impl Job {
             since: Time::ZERO,
             attained_gpu_us: 0,
             meter: Meter::default(),
+            done_before_end: 0.0,
             noise_scale: 0.0,
             parked_on: GpuSet::new(),
             step_cost: Span::ZERO,

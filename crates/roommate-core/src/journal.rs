@@ -27,6 +27,9 @@ use crate::idx::{GpuIdx, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use crate::interference;
 use crate::interference::table::Table;
 use crate::job::Spec;
+use crate::number::{Number, Positive};
+use crate::performance::pairs::Extra;
+use crate::performance::solo::Average;
 use crate::policy::{self, Params, Policy, PolicyError};
 use crate::profile::Profile;
 use crate::reason::{Note, Reason};
@@ -65,6 +68,9 @@ pub struct Head {
     /// Known speeds of pairs of profiles that share a GPU, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known_pairs: Option<Table>,
+    /// What earlier runs learned, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learned: Option<Learned>,
     /// Why an earlier part of the same journal was omitted; `None` if nothing was omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continues: Option<String>,
@@ -89,6 +95,7 @@ impl Head {
             costs,
             seed,
             known_pairs: None,
+            learned: None,
             continues: None,
         }
     }
@@ -101,8 +108,67 @@ impl Head {
     /// The same with a policy that is built already, or that is in no registry.
     pub fn engine_with(&self, policy: Box<dyn Policy>) -> Engine {
         let belief = interference::belief(self.known_pairs.clone());
-        Engine::new(&self.cluster, self.costs, policy, belief, self.seed)
+        let mut engine = Engine::new(&self.cluster, self.costs, policy, belief, self.seed);
+        engine.know_pairs(self.known_pairs.clone());
+        if let Some(Learned { pairs, steps, lengths }) = &self.learned {
+            let extra = |p: &LearnedPair| Extra { mean: p.extra.get(), samples: p.samples };
+            let pairs = pairs.iter().map(|p| (p.gpu_model, p.own, p.other, extra(p)));
+            let average = |s: &LearnedStep| {
+                Average::of(s.step_s.get(), s.error.get(), s.samples.min(PAST_SAMPLES))
+            };
+            let steps = steps.iter().map(|s| (s.profile, s.gpu_model, average(s)));
+            let lengths = lengths.iter().map(|(s, jobs)| (s.get(), *jobs));
+            engine.begin_with(pairs, steps, lengths);
+        }
+        engine
     }
+}
+
+/// What earlier runs learned of kinds of work. Profiles are those of the lines that follow.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Learned {
+    /// How much profiles slow each other on a shared GPU.
+    pub pairs: Vec<LearnedPair>,
+    /// Lengths of steps that no job file declares.
+    pub steps: Vec<LearnedStep>,
+    /// Lengths of finished jobs: seconds of undisturbed run, number of jobs.
+    pub lengths: Vec<(Number, u32)>,
+}
+
+/// Samples of an earlier run count as this many at most: what is measured now counts more.
+const PAST_SAMPLES: u32 = 4;
+
+/// The length of a step alone on a GPU model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LearnedStep {
+    /// The profile.
+    pub profile: ProfileIdx,
+    /// The GPU model (index into the cluster's models).
+    pub gpu_model: u8,
+    /// Seconds on the reference GPU.
+    pub step_s: Positive,
+    /// Standard error, relative to it.
+    pub error: Number,
+    /// Number of samples.
+    pub samples: u32,
+}
+
+/// What a job of one profile suffers beside one of another.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LearnedPair {
+    /// The GPU model (index into the cluster's models).
+    pub gpu_model: u8,
+    /// Profile of the one that suffers.
+    pub own: ProfileIdx,
+    /// Profile of its roommate.
+    pub other: ProfileIdx,
+    /// Length of a step relative to alone, minus 1.
+    pub extra: Number,
+    /// Number of samples.
+    pub samples: u32,
 }
 
 /// Registers a job: its name and what its user asked for.
@@ -487,6 +553,8 @@ impl Check {
             }
             In::Profile(p) => {
                 self.require(p.idx.0 == self.profiles, "profiles are not numbered in order")?;
+                let kind = p.profile.has_kind_before(p.idx);
+                self.require(kind, "a profile of the kind of a later one")?;
                 p.profile.check().map_err(|what| self.bad(None, what.into()))?;
                 self.profiles += 1;
                 to.profile(&p);
@@ -624,7 +692,7 @@ mod tests {
     }
 
     /// Every reason that names a job or a node.
-    fn reasons(job: JobIdx, node: NodeIdx) -> [Reason; 12] {
+    fn reasons(job: JobIdx, node: NodeIdx) -> [Reason; 18] {
         [
             Reason::Behind(job),
             Reason::PreemptedBy(job),
@@ -637,6 +705,12 @@ mod tests {
             Reason::NotHeldBackFor(job),
             Reason::Beside { job, pd_permille: 1000, source: Source::Thumb },
             Reason::BetterToWait { than_beside: job, saves: Span::ZERO },
+            Reason::SharesWith { job, own_permille: 1, cost_permille: 1 },
+            Reason::BetterAlone { than_beside: job, own_permille: 1, cost_permille: 1 },
+            Reason::PushedOut { job, times_permille: 1 },
+            Reason::First(job),
+            Reason::ConfinedFor { job, permille: 1 },
+            Reason::PromiseTo(job),
             Reason::NodeLost(node),
         ]
     }

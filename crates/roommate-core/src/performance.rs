@@ -1,7 +1,7 @@
 //! How fast a job runs, and what its steps are worth.
 //!
 //! ```text
-//!  alone:     profile.step_s ── sensitivity (CPU, host memory) ── latency (services, by share)
+//!  alone:     profile.step_s, or solo ── sensitivity (CPU, host memory) ── latency (services)
 //!  together:  interference ── throttle (pace of best-effort jobs) ──→ effective_speed
 //!  worth:     goodput (batch size, noise scale) ──→ progress (work done at an instant)
 //! ```
@@ -12,7 +12,10 @@
 pub mod effective_speed;
 pub mod goodput;
 pub mod latency;
+pub mod pairs;
 pub mod progress;
 pub mod sensitivity;
+pub mod slowdown_line;
+pub mod solo;
 pub mod throttle;
 pub mod usage;

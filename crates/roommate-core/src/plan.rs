@@ -59,7 +59,8 @@ pub struct Mark {
 /// What happened since the policy was last asked.
 #[derive(Clone, Copy, Debug)]
 pub struct News<'a> {
-    /// The facts, in order.
+    /// The facts, in order. A sample may be older than the last change of the job's roommates: what
+    /// the state learned of pairs and of steps alone, it learned when the sample arrived.
     pub events: &'a [Event],
     /// Jobs that became placeable: submitted, stopped, or due for a retry. Some may have left the
     /// queue again since; the state is authoritative.

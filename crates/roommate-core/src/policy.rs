@@ -71,6 +71,7 @@ mod mps;
 mod mudi;
 mod muri;
 mod muxflow;
+mod roommate;
 pub mod serving;
 mod sjf;
 mod srsf;
@@ -85,6 +86,13 @@ mod widest_first;
 pub trait Policy: Send {
     /// Edits the plan. Called after facts that could change a decision, and at [`Plan::wake_at`].
     fn schedule(&mut self, plan: &mut Plan<'_>);
+
+    /// Whether it is asked again at the instant at which a job has left that it just stopped or
+    /// suspended: the job waits from then on, and could be placed elsewhere. Others see it at the
+    /// next fact.
+    fn asks_again(&self) -> bool {
+        false
+    }
 }
 
 impl Policy for Walk {
@@ -407,6 +415,7 @@ const FILES: &[&[Entry]] = &[
     gslice::ENTRIES,
     gpulets::ENTRIES,
     muxflow::ENTRIES,
+    roommate::ENTRIES,
 ];
 
 const COUNT: usize = {

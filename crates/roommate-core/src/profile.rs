@@ -1,5 +1,6 @@
 //! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
 
+use crate::idx::ProfileIdx;
 use crate::knobs::{Knobs, is_default};
 use crate::number::{Number, Positive};
 use crate::performance::goodput::Training;
@@ -17,6 +18,15 @@ pub const STAGES: [&str; 4] = ["storage", "cpu", "gpu", "network"];
 pub struct Profile {
     /// Seconds of one step, alone on the reference GPU, with the gang on as few nodes as possible.
     pub step_s: Positive,
+    /// Whether `step_s` says nothing: the length of a step is then learned from samples
+    /// ([`crate::performance::solo`]), and `step_s` only stands for it until the first.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub step_unknown: bool,
+    /// The first profile of the same kind of work (model and batch size), where it is another one:
+    /// profiles of a kind differ in the length of their steps only, so that what is measured of
+    /// counters and roommates holds for all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<ProfileIdx>,
     /// Measured speed by GPU model (index into the cluster's models), where it differs from the
     /// model's default.
     #[serde(rename = "kind_speed", default, skip_serializing_if = "SmallVec::is_empty")]
@@ -120,6 +130,8 @@ impl Profile {
     pub fn of_step(step_s: f64) -> Self {
         Self {
             step_s: Positive::of(step_s),
+            step_unknown: false,
+            kind: None,
             model_speed: SmallVec::new(),
             spread_speed: one(),
             scaling: None,
@@ -135,6 +147,29 @@ impl Profile {
         }
     }
 
+    /// The length of a step of a profile of which none is known, in seconds.
+    pub const UNKNOWN_STEP_S: f64 = 1.0;
+
+    /// The same profile as somebody sees it who does not know how long its steps are, on any GPU.
+    /// What is relative to the length of a step stays.
+    pub fn with_unknown_step(&self) -> Self {
+        Self {
+            step_s: Positive::of(Self::UNKNOWN_STEP_S),
+            step_unknown: true,
+            model_speed: SmallVec::new(),
+            stages_s: None,
+            predicted: None,
+            latency: None,
+            ..self.clone()
+        }
+    }
+
+    /// Whether its kind of work is one that a profile with this index may have: its own, or that of
+    /// an earlier one.
+    pub fn has_kind_before(&self, idx: ProfileIdx) -> bool {
+        self.kind.is_none_or(|kind| kind < idx)
+    }
+
     /// What is wrong with those of its numbers that no type keeps within bounds; such a profile is
     /// neither written into a journal nor read from one.
     pub fn check(&self) -> Result<(), &'static str> {
@@ -147,6 +182,8 @@ impl Profile {
             training,
             latency,
             step_s: _,
+            step_unknown: _,
+            kind: _,
             model_speed: _,
             spread_speed: _,
             stages_s: _,
@@ -163,6 +200,11 @@ impl Profile {
         let small = small.chain(training.iter().flat_map(|t| [t.noise.start, t.noise.end]));
         let mut all = floats.chain(small.map(f64::from));
         if all.all(f64::is_finite) { Ok(()) } else { Err("a profile with an infinite number") }
+    }
+
+    /// Measured speed on a GPU model, if it was measured.
+    pub fn speed_on(&self, gpu_model: u8) -> Option<f64> {
+        self.model_speed.iter().find(|(k, _)| *k == gpu_model).map(|(_, s)| s.get())
     }
 
     /// Speed with the CPU and host memory of these knobs, relative to a GPU's proportional share.

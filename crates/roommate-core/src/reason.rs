@@ -91,6 +91,58 @@ pub enum Reason {
         /// Completion time saved by waiting, summed over all jobs.
         saves: Span,
     },
+    /// It starts beside others: that is worth more than to wait.
+    SharesWith {
+        /// The first of its roommates.
+        job: JobIdx,
+        /// Its speed there, relative to alone, in permille.
+        own_permille: u32,
+        /// What its roommates lose of their speeds, summed, in permille.
+        cost_permille: u32,
+    },
+    /// It waits: its best place beside others costs them more than it gains.
+    BetterAlone {
+        /// The first of its roommates there.
+        than_beside: JobIdx,
+        /// Its speed there, relative to alone, in permille.
+        own_permille: u32,
+        /// What its roommates would lose of their speeds, summed, in permille.
+        cost_permille: u32,
+    },
+    /// Suspended for a job that is worth more per GPU.
+    PushedOut {
+        /// The job that takes its place.
+        job: JobIdx,
+        /// How many times as much that is worth per GPU, in permille.
+        times_permille: u32,
+    },
+    /// Suspended: its roommates gain more without it than it does beside them.
+    RoommatesGain {
+        /// What its roommates gain of their speeds, summed, in permille.
+        gain_permille: u32,
+        /// Its own speed, relative to alone, in permille.
+        own_permille: u32,
+    },
+    /// It moves to idle GPUs.
+    MovesToIdle {
+        /// Its speed before, in permille.
+        from_permille: u32,
+        /// Its speed there, in permille.
+        to_permille: u32,
+        /// What its roommates gain of their speeds, summed, in permille.
+        gain_permille: u32,
+    },
+    /// Its kernels start before those of this roommate, which would slow it more than was promised.
+    First(JobIdx),
+    /// Confined to this part of the SMs, so that this roommate keeps what it was promised.
+    ConfinedFor {
+        /// The roommate.
+        job: JobIdx,
+        /// The largest part of the SMs that it may use, in permille.
+        permille: u16,
+    },
+    /// Suspended: this roommate would be slowed more than was promised, however it is held back.
+    PromiseTo(JobIdx),
     /// Its batch size was searched together with those of its roommates.
     BatchSettled {
         /// The batch size with which it runs from now on.
@@ -196,6 +248,12 @@ impl Reason {
             | Self::PreemptedBy(j)
             | Self::Beside { job: j, .. }
             | Self::BetterToWait { than_beside: j, .. }
+            | Self::SharesWith { job: j, .. }
+            | Self::BetterAlone { than_beside: j, .. }
+            | Self::PushedOut { job: j, .. }
+            | Self::First(j)
+            | Self::ConfinedFor { job: j, .. }
+            | Self::PromiseTo(j)
             | Self::AtShare(j)
             | Self::TriedWith(j)
             | Self::NotWorthSharing(j)
@@ -219,6 +277,8 @@ impl Reason {
             | Self::BacksOff(_)
             | Self::Cancelled
             | Self::OutOfMemory
+            | Self::RoommatesGain { .. }
+            | Self::MovesToIdle { .. }
             | Self::BatchSettled { .. }
             | Self::BatchNotApplied { .. }
             | Self::NoiseDrifted { .. }
@@ -291,6 +351,48 @@ impl Reason {
                 "waits: sharing with job {} would add {saves} to the completion times of all jobs",
                 name(*than_beside)
             ),
+            Self::SharesWith { job, own_permille, cost_permille } => format!(
+                "shares with job {}: runs at {} of its speed alone and costs its roommates {}, \
+                 which is worth more than to wait",
+                name(*job),
+                hundredths(*own_permille),
+                hundredths(*cost_permille)
+            ),
+            Self::BetterAlone { than_beside, own_permille, cost_permille } => format!(
+                "waits: beside job {} it would run at {} of its speed alone and cost its \
+                 roommates {}",
+                name(*than_beside),
+                hundredths(*own_permille),
+                hundredths(*cost_permille)
+            ),
+            Self::PushedOut { job, times_permille } => format!(
+                "suspended for job {}, which is worth {} times as much per GPU",
+                name(*job),
+                hundredths(*times_permille)
+            ),
+            Self::RoommatesGain { gain_permille, own_permille } => format!(
+                "suspended: its roommates gain {} of their speed without it, and it ran at {} of \
+                 its own",
+                hundredths(*gain_permille),
+                hundredths(*own_permille)
+            ),
+            Self::MovesToIdle { from_permille, to_permille, gain_permille } => format!(
+                "moves to idle GPUs: {} of its speed instead of {}, and its roommates gain {}",
+                hundredths(*to_permille),
+                hundredths(*from_permille),
+                hundredths(*gain_permille)
+            ),
+            Self::First(j) => {
+                format!("has priority: job {} would slow it more than was promised", name(*j))
+            }
+            Self::ConfinedFor { job, permille } => format!(
+                "confined to {} of the GPU: job {} was promised more speed",
+                hundredths(u32::from(*permille)),
+                name(*job)
+            ),
+            Self::PromiseTo(j) => {
+                format!("suspended: beside it job {} would be slower than was promised", name(*j))
+            }
             Self::BatchSettled { batch, measured, pd_permille } => format!(
                 "batch size {batch} chosen after {measured} measurements: {} times as long as \
                  alone at its own batch size",
@@ -380,6 +482,11 @@ impl Reason {
             ),
         }
     }
+}
+
+/// Permille as a number with two decimals.
+fn hundredths(permille: u32) -> String {
+    format!("{:.2}", f64::from(permille) / 1000.0)
 }
 
 impl fmt::Display for Reason {

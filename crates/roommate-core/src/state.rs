@@ -10,6 +10,8 @@ use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, IdxVec, JobIdx, NodeIdx, ProfileId
 use crate::job::{Job, Spec};
 use crate::knobs::Knobs;
 use crate::performance::goodput;
+use crate::performance::pairs::Pairs;
+use crate::performance::solo::{Belief, Solo};
 use crate::performance::usage::Usage;
 use crate::profile::Profile;
 use crate::reason::Reason;
@@ -64,16 +66,22 @@ impl Node {
 
     /// How many more GPUs' worth of a job with these knobs its CPU and host memory can hold.
     pub fn room_for(&self, knobs: Knobs) -> u32 {
+        self.room_beside(self.cpu_used_milli, self.host_used_mib, knobs)
+    }
+
+    /// How many tasks of a job with these knobs the node can hold on GPUs of their own when empty.
+    pub fn holds(&self, knobs: Knobs) -> u16 {
+        self.room_beside(0, 0, knobs).min(u32::from(self.size)) as u16
+    }
+
+    fn room_beside(&self, cpu_used_milli: u32, host_used_mib: u32, knobs: Knobs) -> u32 {
         let left = |all: u32, used: u32, each: u32| match all.saturating_sub(used).checked_div(each)
         {
             Some(gpus) if all > 0 => gpus,
             _ => u32::MAX,
         };
-        left(self.cpu_milli, self.cpu_used_milli, knobs.cpu_milli).min(left(
-            self.host_mib,
-            self.host_used_mib,
-            knobs.host_mib,
-        ))
+        let by_cpu = left(self.cpu_milli, cpu_used_milli, knobs.cpu_milli);
+        by_cpu.min(left(self.host_mib, host_used_mib, knobs.host_mib))
     }
 }
 
@@ -149,8 +157,14 @@ pub struct State {
     pub specs: IdxVec<JobIdx, Spec>,
     /// Profiles of all registered kinds of work.
     pub profiles: IdxVec<ProfileIdx, Profile>,
-    /// What counters showed of each profile.
+    /// What counters showed of each kind of work, by its first profile.
     pub usage: IdxVec<ProfileIdx, Usage>,
+    /// How much kinds of work slow each other on a shared GPU, as measured.
+    pub pairs: Pairs,
+    /// Lengths of jobs that finished in earlier runs: seconds of undisturbed run, number of jobs.
+    pub past_lengths: Vec<(f64, u32)>,
+    /// Steps of profiles whose length is not known, as measured.
+    pub solo: IdxVec<ProfileIdx, Solo>,
     /// Jobs that wait for GPUs and may be placed.
     pub pending: IdxSet<JobIdx>,
     /// Jobs that hold GPUs.
@@ -179,11 +193,14 @@ impl State {
             specs: IdxVec::new(),
             profiles: IdxVec::new(),
             usage: IdxVec::new(),
+            pairs: Pairs::default(),
+            past_lengths: Vec::new(),
+            solo: IdxVec::new(),
             pending: IdxSet::default(),
             placed: IdxSet::default(),
             idle: Idle::default(),
             costs,
-            max_tenants: 4,
+            max_tenants: costs.max_tenants,
             protected: 0,
             groups: cluster.groups.clone(),
         };
@@ -249,9 +266,14 @@ impl State {
         job.is_placed() && job.gpus.iter().all(|g| self.gpu(*g).tenants.len() == 1)
     }
 
-    /// What counters showed of a profile.
+    /// The kind of work of a profile: its first profile, which stands for it.
+    pub fn kind(&self, profile: ProfileIdx) -> ProfileIdx {
+        self.profiles[profile].kind.unwrap_or(profile)
+    }
+
+    /// What counters showed of the kind of work of a profile.
     pub fn usage(&self, profile: ProfileIdx) -> Usage {
-        self.usage.get(profile).copied().unwrap_or_default()
+        self.usage.get(self.kind(profile)).copied().unwrap_or_default()
     }
 
     /// Busy shares of the multiprocessors and of the memory bandwidth that jobs of this profile
@@ -332,7 +354,46 @@ impl State {
     /// Independent of the job's placement, so that an order by it does not change with placements.
     pub fn remaining_s(&self, job: JobIdx) -> Option<f64> {
         let left = (self.spec(job).work? - self.done(job)).max(0.0);
-        Some(left * self.profile(job).step_s)
+        Some(self.declared_s(job, left))
+    }
+
+    /// Seconds of all work when run alone on the reference GPU, for a job with a declared length.
+    pub fn length_s(&self, job: JobIdx) -> Option<f64> {
+        Some(self.declared_s(job, self.spec(job).work?.get()))
+    }
+
+    /// Seconds that so many steps take alone on the reference GPU. Where the length of a step is
+    /// not known, but the user declared seconds as well as steps, they follow from that: only for
+    /// policies that may know lengths.
+    pub fn declared_s(&self, job: JobIdx, steps: f64) -> f64 {
+        let Spec { work, declared_s, profile, .. } = self.spec(job);
+        let declared = work.zip(*declared_s).filter(|(work, _)| *work > 0.0);
+        match declared.filter(|_| self.profiles[*profile].step_unknown) {
+            Some((work, declared_s)) => declared_s * (steps / work.get()),
+            None => steps * self.step_s(*profile),
+        }
+    }
+
+    /// Seconds of one step of this profile, alone on the reference GPU, as known or believed.
+    pub fn step_s(&self, profile: ProfileIdx) -> f64 {
+        self.solo_belief(profile, None).step_s
+    }
+
+    /// The same with its error, for a GPU model or any.
+    pub fn solo_belief(&self, profile: ProfileIdx, gpu_model: Option<u8>) -> Belief {
+        let of = &self.profiles[profile];
+        let known = Belief::known(of.step_s.get());
+        if !of.step_unknown {
+            return known;
+        }
+        let learned = self.solo.get(profile).and_then(|solo| solo.belief(gpu_model));
+        let nothing = Belief { error: f64::INFINITY, scatter: 1.0, is_measured: false, ..known };
+        learned.unwrap_or(nothing)
+    }
+
+    /// Seconds of undisturbed run that the job has done on the reference GPU, as believed.
+    pub fn done_s(&self, job: JobIdx) -> f64 {
+        self.done(job) * self.step_s(self.spec(job).profile)
     }
 
     /// Time without progress at the start that the job was just asked to make, under
@@ -393,28 +454,36 @@ impl State {
 
     /// Measured speed of the job on a GPU model, if it was measured.
     pub fn measured_on(&self, job: JobIdx, gpu_model: u8) -> Option<f64> {
-        self.profile(job).model_speed.iter().find(|(k, _)| *k == gpu_model).map(|(_, s)| s.get())
+        self.profile(job).speed_on(gpu_model)
     }
 
     /// Measured speed of the job on a GPU model, or that model's default speed.
     pub fn speed_on(&self, job: JobIdx, gpu_model: u8) -> f64 {
-        self.measured_on(job, gpu_model).unwrap_or(self.gpu_models[usize::from(gpu_model)].speed)
+        self.model_speed(self.profile(job), gpu_model)
+    }
+
+    fn model_speed(&self, profile: &Profile, gpu_model: u8) -> f64 {
+        profile.speed_on(gpu_model).unwrap_or(self.gpu_models[usize::from(gpu_model)].speed)
     }
 
     /// Speed of the job alone on these GPUs, relative to a consolidated gang of the requested width
     /// on the reference GPU; the slowest GPU determines it.
     pub fn solo_speed(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
+        self.solo_speed_as(self.profile(job), job, gpus)
+    }
+
+    /// The same with what this profile says instead of the job's own.
+    fn solo_speed_as(&self, profile: &Profile, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
         let mut speed = f64::INFINITY;
         let mut nodes = 0;
         let mut rest = gpus;
         while !rest.is_empty() {
             let (node, here) = self.first_node(rest);
-            speed = speed.min(self.speed_on(job, self.node(node).gpu_model));
+            speed = speed.min(self.model_speed(profile, self.node(node).gpu_model));
             nodes += 1;
             rest = &rest[here..];
         }
         let spread = nodes > 1 && nodes > self.fewest_nodes(gpus);
-        let profile = self.profile(job);
         let speed = if spread { speed * profile.spread_speed } else { speed };
         let asked = usize::from(self.spec(job).gpus);
         if gpus.len() <= asked {
@@ -424,11 +493,42 @@ impl State {
         speed * wider.powf(profile.scaling.unwrap_or(Profile::SCALING))
     }
 
-    /// Seconds per step of the job alone on these GPUs with its present knobs.
+    /// Seconds per step of the job alone on these GPUs with its present knobs, as known or
+    /// believed.
     pub fn alone_step_s(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
-        let profile = self.profile(job);
-        let speed = self.solo_speed(job, gpus) * profile.fed_speed(self.job(job).knobs);
-        self.costs.quirks.in_whole_steps(profile.step_s / speed + self.spill_s(job))
+        let step_s = self.belief_on(job, gpus).step_s;
+        self.step_with_s(step_s, self.own_speed(job, gpus), job)
+    }
+
+    /// The same with what this profile says instead of the job's own: a world knows the truth.
+    pub fn step_as_s(&self, profile: &Profile, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
+        let fed = profile.fed_speed(self.job(job).knobs);
+        let speed = self.solo_speed_as(profile, job, gpus) * fed;
+        self.step_with_s(profile.step_s.get(), speed, job)
+    }
+
+    fn step_with_s(&self, reference_s: f64, speed: f64, job: JobIdx) -> f64 {
+        self.costs.quirks.in_whole_steps(reference_s / speed + self.spill_s(job))
+    }
+
+    /// What is believed of the job's steps on these GPUs.
+    pub(crate) fn belief_on(&self, job: JobIdx, gpus: &[GpuIdx]) -> Belief {
+        let profile = self.spec(job).profile;
+        if !self.profiles[profile].step_unknown {
+            return self.solo_belief(profile, None);
+        }
+        self.solo_belief(profile, self.slowest_model(job, gpus))
+    }
+
+    /// Speed of the job alone on these GPUs with its present knobs, relative to the reference GPU.
+    pub(crate) fn own_speed(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
+        self.solo_speed(job, gpus) * self.profile(job).fed_speed(self.job(job).knobs)
+    }
+
+    /// The GPU model among these GPUs on which the job is slowest.
+    pub(crate) fn slowest_model(&self, job: JobIdx, gpus: &[GpuIdx]) -> Option<u8> {
+        let models = gpus.iter().map(|g| self.gpu(*g).gpu_model);
+        models.min_by(|a, b| self.speed_on(job, *a).total_cmp(&self.speed_on(job, *b)))
     }
 
     /// Steps at the job's own batch size that one step at `batch` (0 = as in its knobs) is worth.
@@ -441,7 +541,7 @@ impl State {
     }
 
     /// Seconds added to each step because part of the job's memory is in host memory.
-    fn spill_s(&self, job: JobIdx) -> f64 {
+    pub(crate) fn spill_s(&self, job: JobIdx) -> f64 {
         let (asked, has) = (self.spec(job).knobs.mem_mib, self.job(job).knobs.mem_mib);
         let out_mib = if has == 0 { 0 } else { asked.saturating_sub(has) };
         // The requested memory is for the job's own batch size; another batch size needs another

@@ -372,7 +372,8 @@ impl TickWorld<'_> {
                 let settled = throttle::settled(&*self.case.truth, state, *gpu);
                 for tenant in &state.gpu(*gpu).tenants {
                     let span = if state.job(job).knobs.floor_permille > 0 {
-                        throttle::hold(state, job, settled)
+                        let gpus = &state.job(job).gpus;
+                        throttle::hold(state.alone_step_s(job, gpus), settled)
                     } else {
                         throttle::climb(settled)
                     };

@@ -131,6 +131,7 @@ impl Dice {
             host_mib_s: self.whole() as u32,
             backoff: self.span(),
             quiet_start: self.coin(),
+            max_tenants: 1 + self.below(16) as u8,
             quirks,
         };
         let params = Params::from_iter([("slice_s".to_string(), json!(self.float()))]);
@@ -148,6 +149,8 @@ impl Dice {
         let speedup = self.float();
         Profile {
             step_s: self.positive(),
+            step_unknown: self.coin(),
+            kind: None,
             model_speed: [(self.whole() as u8, self.positive()), (7, self.positive())].into(),
             spread_speed: self.positive(),
             scaling: self.maybe(|d| d.finite().clamp(0.0, 2.0)),
@@ -199,6 +202,7 @@ impl Dice {
             deadline: self.maybe(|d| Time(d.whole())),
             deadline_values: vec![(Time(self.whole()), self.number())],
             slo: self.maybe(|d| Slo { p99_us: d.whole() as u32 }),
+            max_slowdown: self.maybe(|d| Number::of(1.0 + f64::from(d.below(9)))),
             weight: self.number(),
             gpu_models: self.whole() as u32,
             retries: Retries {
@@ -239,7 +243,10 @@ impl Dice {
     fn reasons(&mut self) -> Vec<Reason> {
         let job = self.below(JOBS);
         let mut fields = json!({ "job": job, "than_beside": job, "source": "learnt" });
-        for field in ["need", "idle", "exist", "pd_permille", "saves", "batch", "measured"] {
+        let counts = ["need", "idle", "exist", "pd_permille", "saves", "batch", "measured"];
+        let parts = ["own_permille", "cost_permille", "gain_permille", "times_permille"];
+        let more = ["from_permille", "to_permille", "permille"];
+        for field in counts.into_iter().chain(parts).chain(more) {
             fields[field] = self.below(1 << 16).into();
         }
         (fields["from"], fields["to"]) = (self.below(1 << 32).into(), self.below(1 << 32).into());

@@ -161,7 +161,7 @@ fn entry_of(faulty_run: &FaultyRun) -> &'static roommate_core::policy::Entry {
     roommate_core::policy::find(&faulty_run.case.policy).unwrap()
 }
 
-/// Faulty runs per policy; with seven policies that is more than ten thousand.
+/// Faulty runs per policy.
 const RUNS_PER_POLICY: u64 = 1_600;
 
 #[test]

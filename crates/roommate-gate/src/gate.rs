@@ -27,6 +27,8 @@ pub(crate) struct Launch {
     pub(crate) stream: Handle,
     /// Whether it is a graph, which may be as much work as many kernels.
     pub(crate) is_graph: bool,
+    /// What is launched: equal for launches that take about as long.
+    pub(crate) kernel: u64,
 }
 
 /// Lets a launch pass, sooner or later.
@@ -68,6 +70,7 @@ fn hold(leases: &'static Leases, since_ns: u64) -> u64 {
         sleep();
         now = now_ns();
     }
+    limit::held();
     if let Some(entry) = entry(leases) {
         entry.held(now.saturating_sub(since_ns));
     }

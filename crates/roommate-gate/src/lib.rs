@@ -27,6 +27,7 @@
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 compile_error!("finding the real dlsym needs the dynamic linker of glibc");
 
+mod cost;
 mod driver;
 mod find;
 mod gate;

@@ -1,28 +1,30 @@
 //! How far the process runs ahead of the GPU while a holder attends.
 //!
-//! Launches form groups. After each group an event is recorded, and the process waits for the
-//! event [`LAG`] groups before: at most one group more is with the GPU. A group shall take the GPU
-//! about [`TARGET_NS`]: shorter ones cost the process more, longer ones delay who closes the gate.
+//! Launches form groups of about [`TARGET_NS`] of GPU time: shorter ones cost the process more,
+//! longer ones delay who closes the gate. After each group an event is recorded, and the process
+//! waits for an earlier one, so that the groups after it are at most [`AHEAD_NS`] of work, or one
+//! group. How long each kernel takes is learned from the times of groups (`cost`): a single kernel
+//! of milliseconds is a group of its own.
 //!
 //! An event tells of its own stream only. A process that launches on several streams in turn has
 //! its events on all of them in turn, so that each is limited in the long run.
 
+use crate::cost::Costs;
 use crate::driver::{Driver, Handle, Refused};
 use crate::gate::{self, Launch};
 use roommate_lease::{Leases, now_ns};
 use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// GPU time of a group. Measured with training beside a service: groups of 64 small kernels cost
 /// nothing, groups of 4 cost 3 to 4 %.
-const TARGET_NS: f64 = 0.7e6;
-/// Groups that the GPU still has when the process goes on, so that it does not idle until the next
-/// one comes.
-const LAG: usize = 2;
-const FIRST_GROUP: f64 = 16.0;
-const SMALLEST_GROUP: f64 = 4.0;
-const LARGEST_GROUP: f64 = 64.0;
+const TARGET_NS: u64 = 700_000;
+/// GPU time of the groups that the GPU still has when the process goes on, so that it does not idle
+/// until the next one comes; at most that many groups.
+const AHEAD_NS: u64 = 1_600_000;
+const MOST_GROUPS: usize = 2;
+const LARGEST_GROUP: usize = 64;
 /// The longest wait for the GPU. A kernel may take longer, or wait for another launch.
 const MOST_WAIT_NS: u64 = 1_000_000_000;
 /// Contexts that are limited; a process has one for each GPU.
@@ -49,33 +51,59 @@ unsafe impl Sync for State {}
 
 struct Groups {
     events: [Handle; EVENTS],
-    /// Kernels of the group before each event; 0 = a graph, which says nothing of kernels.
-    sizes: [u32; EVENTS],
+    /// The launches before each event.
+    launches: [Group; EVENTS],
     /// Number of events recorded.
     recorded: usize,
     /// The last event that a thread saw happen, by its number and time.
     seen: Option<(usize, u64)>,
-    /// The size of groups before rounding.
-    size: f64,
+}
+
+/// The launches between two events.
+#[derive(Clone, Copy)]
+struct Group {
+    /// Where the costs of its launches are.
+    launches: [u16; LARGEST_GROUP],
+    count: usize,
+    /// What the launches are expected to take together.
+    work_ns: u64,
+    /// A launch was held meanwhile, so that the GPU may have been idle.
+    was_held: bool,
+}
+
+impl Group {
+    const EMPTY: Self =
+        Self { launches: [0; LARGEST_GROUP], count: 0, work_ns: 0, was_held: false };
+
+    /// The launches since the last group, which are counted anew.
+    fn take() -> Self {
+        let count = (LAUNCHES.swap(0, Ordering::Relaxed) as usize).min(LARGEST_GROUP);
+        let work_ns = WORK_NS.swap(0, Ordering::Relaxed);
+        let was_held = HELD.swap(false, Ordering::Relaxed);
+        let mut group = Self { count, work_ns, was_held, ..Self::EMPTY };
+        for (launch, place) in group.launches[..count].iter_mut().zip(&PLACES) {
+            *launch = place.load(Ordering::Relaxed);
+        }
+        group
+    }
 }
 
 impl Groups {
     const fn new() -> Self {
         Self {
             events: [ptr::null_mut(); EVENTS],
-            sizes: [0; EVENTS],
+            launches: [Group::EMPTY; EVENTS],
             recorded: 0,
             seen: None,
-            size: FIRST_GROUP,
         }
     }
 
-    /// Ends a group of this many kernels; the event of the group before, and its number.
+    /// Ends a group; the event to wait for, and its number.
     fn end(
         &mut self,
         driver: &Driver,
         stream: Handle,
-        size: u32,
+        group: Group,
     ) -> Result<Option<(usize, Handle)>, Refused> {
         let number = self.recorded;
         let event = &mut self.events[number % EVENTS];
@@ -83,28 +111,31 @@ impl Groups {
             *event = driver.event()?;
         }
         driver.record(*event, stream)?;
-        self.sizes[number % EVENTS] = size;
+        self.launches[number % EVENTS] = group;
         self.recorded += 1;
-        Ok(number.checked_sub(LAG).map(|before| (before, self.events[before % EVENTS])))
+        Ok(self.awaited().map(|before| (before, self.events[before % EVENTS])))
+    }
+
+    /// The event before the groups that the GPU may still have.
+    fn awaited(&self) -> Option<usize> {
+        let mut work_ns = 0;
+        let is_behind = |(groups, number): &(usize, usize)| {
+            work_ns += self.launches[number % EVENTS].work_ns;
+            *groups == MOST_GROUPS || *groups > 0 && work_ns > AHEAD_NS
+        };
+        (0..self.recorded).rev().enumerate().find(is_behind).map(|(_, number)| number)
     }
 
     /// An event was awaited and has happened. If the one before it was awaited as well, the GPU was
     /// busy in between, with just this group.
-    fn happened(&mut self, number: usize, now_ns: u64) {
+    fn happened(&mut self, costs: &Costs, number: usize, now_ns: u64) {
         let before = self.seen.replace((number, now_ns));
-        let size = self.sizes[number % EVENTS];
-        if let Some((_, then)) = before.filter(|(n, _)| n + 1 == number && size > 0) {
-            self.size = next_size(self.size, size, now_ns.saturating_sub(then));
+        let group = &self.launches[number % EVENTS];
+        if let Some((_, then)) = before.filter(|(n, _)| n + 1 == number && !group.was_held) {
+            let took_ns = now_ns.saturating_sub(then);
+            costs.learn(&group.launches[..group.count], group.work_ns, took_ns);
         }
     }
-}
-
-/// The size of the next groups, after a group of this many kernels took the GPU this long. A
-/// quarter of the way, and at most by half or twice of it: one long kernel says little.
-fn next_size(size: f64, kernels: u32, took_ns: u64) -> f64 {
-    let wanted = f64::from(kernels) * TARGET_NS / (took_ns.max(1) as f64);
-    let wanted = wanted.clamp(size / 2.0, size * 2.0);
-    (size + (wanted - size) / 4.0).clamp(SMALLEST_GROUP, LARGEST_GROUP)
 }
 
 impl State {
@@ -143,15 +174,30 @@ impl State {
     }
 }
 
-/// Launches since the last event, and after how many the next one is due. For all contexts
-/// together: nearly all launches of a process are in one, and asking for it costs every launch.
+/// Launches since the last event, what they are expected to take, and whether one was held. For all
+/// contexts together: nearly all launches of a process are in one, and asking for it costs every
+/// launch.
 static LAUNCHES: AtomicU32 = AtomicU32::new(0);
-static GROUP: AtomicU32 = AtomicU32::new(FIRST_GROUP as u32);
+static WORK_NS: AtomicU64 = AtomicU64::new(0);
+static HELD: AtomicBool = AtomicBool::new(false);
+/// Where the costs of these launches are.
+static PLACES: [AtomicU16; LARGEST_GROUP] = [const { AtomicU16::new(0) }; LARGEST_GROUP];
+static COSTS: Costs = Costs::new();
 
 /// Counts a launch; whether a group ends with it.
 pub(crate) fn ends_group(launch: &Launch) -> bool {
-    let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed) + 1;
-    launch.is_graph || launches >= GROUP.load(Ordering::Relaxed)
+    let (place, ns) = COSTS.expect(launch.kernel);
+    let before = LAUNCHES.fetch_add(1, Ordering::Relaxed) as usize;
+    if let Some(at) = PLACES.get(before) {
+        at.store(place, Ordering::Relaxed);
+    }
+    let work_ns = WORK_NS.fetch_add(ns, Ordering::Relaxed) + ns;
+    launch.is_graph || work_ns >= TARGET_NS || before + 1 >= LARGEST_GROUP
+}
+
+/// A launch was held.
+pub(crate) fn held() {
+    HELD.store(true, Ordering::Relaxed);
 }
 
 /// Called after a launch that ends a group, on a stream that does not capture: waits if the process
@@ -174,23 +220,17 @@ fn limit(
     state: &State,
 ) -> Result<(), Refused> {
     let ended = state.try_with(|groups| {
-        let kernels = LAUNCHES.swap(0, Ordering::Relaxed);
-        groups.end(driver, launch.stream, if launch.is_graph { 0 } else { kernels })
+        let group = Group::take();
+        groups.end(driver, launch.stream, group).map(|found| (group.count, found))
     });
-    // Another thread ends a group at this moment, or this is the first one.
-    let Some((number, event)) = ended.transpose()?.flatten() else { return Ok(()) };
-    if !wait(driver, leases, event)? {
-        return Ok(());
+    // Another thread may end a group at this moment.
+    let Some((launches, awaited)) = ended.transpose()? else { return Ok(()) };
+    if let Some(entry) = gate::entry(leases) {
+        entry.set_group(launches as u32);
     }
-    let size = state.try_with(|groups| {
-        groups.happened(number, now_ns());
-        groups.size
-    });
-    if let Some(size) = size {
-        GROUP.store(size as u32, Ordering::Relaxed);
-        if let Some(entry) = gate::entry(leases) {
-            entry.set_group(size as u32);
-        }
+    let Some((number, event)) = awaited else { return Ok(()) };
+    if wait(driver, leases, event)? {
+        state.try_with(|groups| groups.happened(&COSTS, number, now_ns()));
     }
     Ok(())
 }
@@ -217,8 +257,7 @@ fn wait(driver: &Driver, leases: &Leases, event: Handle) -> Result<bool, Refused
 /// Starts anew in a forked child, which has one thread. The parent's contexts and events are not
 /// the child's.
 pub(crate) fn forget() {
-    LAUNCHES.store(0, Ordering::Relaxed);
-    GROUP.store(FIRST_GROUP as u32, Ordering::Relaxed);
+    Group::take();
     for state in &STATES {
         state.context.store(ptr::null_mut(), Ordering::Relaxed);
         state.is_off.store(false, Ordering::Relaxed);
@@ -232,44 +271,84 @@ pub(crate) fn forget() {
 mod tests {
     use super::*;
 
-    /// The size after many groups of kernels of this length.
-    fn settled(kernel_us: f64) -> f64 {
-        let next = |size: f64, _| {
-            let kernels = size as u32;
-            next_size(size, kernels, (f64::from(kernels) * kernel_us * 1e3) as u64)
-        };
-        (0..100).fold(FIRST_GROUP, next)
+    /// From here on a kernel is a long one, ns.
+    const LONG: u64 = 2_500_000;
+
+    /// A simulated process that launches these kernels again and again, each as long as it is
+    /// named, ns. For every group of the second half: its kernels, and what the GPU still had when
+    /// the process went on, ns.
+    fn groups_of(kernels: &[u64], launches: usize) -> Vec<(Vec<u64>, u64)> {
+        let (costs, mut groups) = (Costs::new(), Groups::new());
+        let (mut group, mut of, mut found) = (Group::EMPTY, Vec::new(), Vec::new());
+        // When the GPU is done with each group.
+        let mut done = vec![0];
+        for (n, &kernel) in kernels.iter().cycle().take(launches).enumerate() {
+            let (place, ns) = costs.expect(kernel);
+            group.launches[group.count] = place;
+            (group.count, group.work_ns) = (group.count + 1, group.work_ns + ns);
+            of.push(kernel);
+            if group.work_ns < TARGET_NS && group.count < LARGEST_GROUP {
+                continue;
+            }
+            groups.launches[groups.recorded % EVENTS] = std::mem::replace(&mut group, Group::EMPTY);
+            groups.recorded += 1;
+            let end = done.last().unwrap() + of.iter().sum::<u64>();
+            done.push(end);
+            let of = std::mem::take(&mut of);
+            let Some(before) = groups.awaited() else { continue };
+            groups.happened(&costs, before, done[before + 1]);
+            if 2 * n > launches {
+                found.push((of, end - done[before + 1]));
+            }
+        }
+        found
     }
 
     #[test]
     fn a_group_takes_about_its_target() {
-        for kernel_us in [20.0, 50.0, 100.0, 150.0] {
-            let took_us = settled(kernel_us).floor() * kernel_us;
-            assert!((550.0..=850.0).contains(&took_us), "{kernel_us}: {took_us}");
+        for kernel in [20_000, 50_000, 100_000, 150_000] {
+            for (of, with_gpu) in groups_of(&[kernel], 4_000) {
+                let took: u64 = of.iter().sum();
+                assert!((550_000..=900_000).contains(&took), "{kernel}: {took}");
+                assert!(with_gpu <= AHEAD_NS + took, "{kernel}: {with_gpu}");
+            }
         }
     }
 
     #[test]
-    fn groups_have_a_smallest_and_a_largest_size() {
-        assert_eq!(settled(1.0), LARGEST_GROUP);
-        assert_eq!(settled(1e5), SMALLEST_GROUP);
-        for (kernels, took) in [(1, 0), (0, 0), (u32::MAX, 1), (1, u64::MAX)] {
-            let size = next_size(FIRST_GROUP, kernels, took);
-            assert!((8.0..=32.0).contains(&size), "one strange group changes little: {size}");
+    fn groups_have_a_largest_size() {
+        assert_eq!(groups_of(&[1_000], 8_000)[0].0.len(), LARGEST_GROUP);
+        assert_eq!(groups_of(&[100_000_000], 200)[0].0.len(), 1);
+    }
+
+    #[test]
+    fn long_kernels_among_short_ones_are_groups_of_their_own() {
+        // What an output layer looks like: a few long kernels at the end of each step.
+        let mut kernels: Vec<u64> = (0..400).map(|i| 20_000 + 100 * (i % 40)).collect();
+        kernels.extend((0..8).map(|i| LONG + i));
+        for (of, with_gpu) in groups_of(&kernels, 20 * kernels.len()) {
+            let long = of.iter().filter(|k| **k >= LONG).count();
+            assert!(long <= 1, "{long} long kernels in a group");
+            assert!(with_gpu <= LONG + 8 + TARGET_NS, "{with_gpu}");
         }
     }
 
     #[test]
     fn only_awaited_neighbours_say_how_long_a_group_took() {
-        let mut groups = Groups::new();
-        groups.sizes = [16, 16, 16, 16, 16, 0, 16, 16];
-        groups.happened(1, 1_000_000);
-        assert_eq!(groups.size, FIRST_GROUP, "when the first one began is not known");
-        groups.happened(3, 9_000_000);
-        assert_eq!(groups.size, FIRST_GROUP, "one between them was not awaited");
-        groups.happened(4, 11_000_000);
-        assert_eq!(groups.size, 14.0, "2 ms: at most by half, a quarter of the way");
-        groups.happened(5, 40_000_000);
-        assert_eq!(groups.size, 14.0, "a graph says nothing of kernels");
+        let (costs, mut groups) = (Costs::new(), Groups::new());
+        let (place, first) = costs.expect(7);
+        let mut group = Group { count: 16, work_ns: 16 * first, ..Group::EMPTY };
+        group.launches[..16].fill(place);
+        groups.launches = [group; EVENTS];
+        groups.launches[5].was_held = true;
+        groups.happened(&costs, 1, 1_000_000);
+        assert_eq!(costs.expect(7).1, first, "when the first one began is not known");
+        groups.happened(&costs, 3, 9_000_000);
+        assert_eq!(costs.expect(7).1, first, "one between them was not awaited");
+        groups.happened(&costs, 4, 9_000_000 + 32 * first);
+        let learned = costs.expect(7).1;
+        assert!(learned.abs_diff(2 * first) <= 1, "{learned}");
+        groups.happened(&costs, 5, 90_000_000);
+        assert_eq!(costs.expect(7).1, learned, "the GPU idled while a launch was held");
     }
 }

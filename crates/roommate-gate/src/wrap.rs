@@ -129,13 +129,15 @@ fn find_real(function: usize, known: &AtomicPtr<c_void>) -> Option<NonNull<c_voi
     found
 }
 
-/// A launch with a stream as the program named it.
-fn launch<const FUNCTION: usize>(stream: Handle) -> Launch {
+/// A launch of this function, or graph, in this many blocks, with a stream as the program named it.
+fn launch<const FUNCTION: usize>(stream: Handle, function: Handle, grid: [Side; 3]) -> Launch {
     /// The thread's own stream, in any function of the driver.
     const PER_THREAD: usize = 2;
     let is_own = FUNCTION % 2 == 1 && stream.is_null();
     let stream = if is_own { ptr::without_provenance_mut(PER_THREAD) } else { stream };
-    Launch { stream, is_graph: FUNCTION / 2 * 2 == GRAPH }
+    let [x, y, z] = grid.map(u64::from);
+    let kernel = (function.addr() as u64).rotate_left(32) ^ x.wrapping_mul(y).wrapping_mul(z);
+    Launch { stream, is_graph: FUNCTION / 2 * 2 == GRAPH, kernel }
 }
 
 /// Size of a grid or of a block.
@@ -172,7 +174,7 @@ unsafe extern "C" fn kernel<const FUNCTION: usize, const PLACE: usize>(
     // SAFETY: the real function of this name has this type.
     let real = unsafe { transmute::<*mut c_void, Real>(real.as_ptr()) };
     // SAFETY: what the program asked for.
-    pass(&launch::<FUNCTION>(stream), || unsafe {
+    pass(&launch::<FUNCTION>(stream, function, [grid_x, grid_y, grid_z]), || unsafe {
         real(
             function,
             grid_x,
@@ -217,7 +219,7 @@ unsafe extern "C" fn cooperative<const FUNCTION: usize, const PLACE: usize>(
     // SAFETY: the real function of this name has this type.
     let real = unsafe { transmute::<*mut c_void, Real>(real.as_ptr()) };
     // SAFETY: what the program asked for.
-    pass(&launch::<FUNCTION>(stream), || unsafe {
+    pass(&launch::<FUNCTION>(stream, function, [grid_x, grid_y, grid_z]), || unsafe {
         real(
             function,
             grid_x,
@@ -253,9 +255,11 @@ unsafe extern "C" fn kernel_ex<const FUNCTION: usize, const PLACE: usize>(
     // SAFETY: the real function of this name has this type.
     let real = unsafe { transmute::<*mut c_void, Real>(real.as_ptr()) };
     // SAFETY: null, which is for the driver to refuse, or the program's description.
-    let stream = unsafe { config.as_ref() }.map_or(ptr::null_mut(), |config| config.stream);
+    let about = unsafe { config.as_ref() }.map(|config| (config.stream, config.grid));
+    let (stream, grid) = about.unwrap_or((ptr::null_mut(), [0; 3]));
+    let launch = launch::<FUNCTION>(stream, function, grid);
     // SAFETY: what the program asked for.
-    pass(&launch::<FUNCTION>(stream), || unsafe { real(config, function, arguments, extra) })
+    pass(&launch, || unsafe { real(config, function, arguments, extra) })
 }
 
 unsafe extern "C" fn graph<const FUNCTION: usize, const PLACE: usize>(
@@ -267,7 +271,7 @@ unsafe extern "C" fn graph<const FUNCTION: usize, const PLACE: usize>(
     // SAFETY: the real function of this name has this type.
     let real = unsafe { transmute::<*mut c_void, Real>(real.as_ptr()) };
     // SAFETY: what the program asked for.
-    pass(&launch::<FUNCTION>(stream), || unsafe { real(graph, stream) })
+    pass(&launch::<FUNCTION>(stream, graph, [0; 3]), || unsafe { real(graph, stream) })
 }
 
 /// Both versions of the function. The first has no `status`; it is then whatever the register of

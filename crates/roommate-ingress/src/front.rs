@@ -2,14 +2,15 @@
 
 use crate::frame::Ready;
 use crate::gate::Gate;
-use crate::hold::{Hold, Latest};
-use crate::queue::{How, InWork, Queue, Rules, Waiting};
+use crate::guard::{Done, Guard};
+use crate::hold::Latest;
+use crate::passed::Passed;
+use crate::queue::{InWork, Queue, Rules, Waiting};
 use crate::spec::{Server, Spec};
 use crate::stats::{End, Stats};
 use crate::tensor::{Infer, Tensor};
 use serde_json::value::RawValue;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
@@ -86,62 +87,15 @@ pub(crate) struct Front {
     /// Requests that were passed on to a server behind the front.
     pub(crate) passed: RefCell<Passed>,
     /// When roommates are held back, and how.
-    pub(crate) hold: RefCell<Hold>,
+    guard: RefCell<Guard>,
     pub(crate) gate: RefCell<Gate>,
-    /// How roommates run during the batch in work, and since when the gate is closed.
-    how: Cell<How>,
-    closed: Cell<Option<Instant>>,
     /// When the last request came.
     pub(crate) asked: Cell<Option<Instant>>,
-}
-
-/// Requests that a server behind the front answers, in its own way.
-#[derive(Debug, Default)]
-pub(crate) struct Passed {
-    next: u64,
-    /// Arrivals of those that are not answered, in order.
-    open: BTreeMap<u64, Instant>,
-    /// The last answer, or when the server was last idle.
-    last: Option<Instant>,
-    /// Mean time between two answers while there are requests.
-    between_s: f64,
-}
-
-impl Passed {
-    pub(crate) fn begin(&mut self, arrived: Instant) -> u64 {
-        if self.open.is_empty() {
-            self.last = Some(arrived);
-        }
-        self.next += 1;
-        self.open.insert(self.next, arrived);
-        self.next
-    }
-
-    pub(crate) fn end(&mut self, id: u64, now: Instant) {
-        if self.open.remove(&id).is_none() {
-            return;
-        }
-        let passed = self.last.map_or(0.0, |last| now.duration_since(last).as_secs_f64());
-        self.last = Some(now);
-        self.between_s =
-            if self.between_s > 0.0 { 0.95 * self.between_s + 0.05 * passed } else { passed };
-    }
-
-    /// What the latest request is expected to need: the oldest as long as it waited and a while
-    /// longer, the newest until all before it are answered.
-    fn latest(&self, now: Instant) -> Latest {
-        let Some((_, oldest)) = self.open.first_key_value() else { return Latest::None };
-        let between = Duration::from_secs_f64(self.between_s);
-        let newest = between.mul_f64(self.open.len() as f64);
-        Latest::InWork((now.duration_since(*oldest) + between).max(newest))
-    }
 }
 
 /// After this time without a request roommates need not be ready to be held back: that costs them a
 /// little.
 const ATTENDS_FOR: Duration = Duration::from_secs(2);
-/// Kernels of roommates may still run for this long after the gate was closed.
-const CLOSED: Duration = Duration::from_millis(2);
 /// Pressure from which on the machine is told at once.
 const URGENT_PERMILLE: u32 = 700;
 
@@ -155,7 +109,8 @@ impl Front {
             most: spec.queue as usize,
         };
         let stats = Stats::new(spec.objective, Instant::now());
-        let hold = RefCell::new(Hold::new(spec.objective));
+        let gate = Gate::given();
+        let guard = RefCell::new(Guard::new(spec.objective, gate.is_there()));
         Self {
             spec,
             queue: RefCell::new(Queue::new(rules)),
@@ -169,10 +124,8 @@ impl Front {
             in_work: Cell::new(None),
             open: Cell::new(0),
             passed: RefCell::default(),
-            hold,
-            gate: RefCell::new(Gate::given()),
-            how: Cell::new(How::Alone),
-            closed: Cell::new(None),
+            guard,
+            gate: RefCell::new(gate),
             asked: Cell::new(None),
         }
     }
@@ -190,39 +143,65 @@ impl Front {
         let now = Instant::now();
         let mut gate = self.gate.borrow_mut();
         let asked = self.asked.get().is_some_and(|at| now.duration_since(at) < ATTENDS_FOR);
-        gate.attend(asked && self.is_ready(), now);
-        if gate.is_there() {
-            let closed = self.hold.borrow_mut().look(self.latest(now), now);
-            self.set_gate(&mut gate, closed, now);
-        }
+        let mut guard = self.guard.borrow_mut();
+        gate.attend(asked && self.is_ready() && guard.attends(), now);
+        gate.set(guard.look(self.latest(now), now), now);
     }
 
-    fn set_gate(&self, gate: &mut Gate, closed: bool, now: Instant) {
-        gate.set(closed, now);
-        self.closed.set(closed.then(|| self.closed.get().unwrap_or(now)));
-        if closed && self.how.get() == How::Beside {
-            self.how.set(How::Both);
-        }
-    }
-
-    /// A batch is given to the worker, or a request to the server.
+    /// A batch is given to the worker.
     pub(crate) fn work_begins(&self, work: InWork) {
         self.in_work.set(Some(work));
-        let still = self.closed.get().is_some_and(|at| work.sent.duration_since(at) > CLOSED);
-        let alone = still || !self.queue.borrow().rules.roommates;
-        self.how.set(if alone { How::Alone } else { How::Beside });
+        self.begins(work.rows, work.sent);
         self.look_at_gate();
     }
 
-    /// The batch in work was answered, or its worker died. How roommates ran meanwhile.
-    pub(crate) fn work_ends(&self) -> How {
+    fn begins(&self, size: u64, now: Instant) {
+        let roommates = self.queue.borrow().rules.roommates;
+        self.guard.borrow_mut().work_begins(size, roommates, now);
+    }
+
+    /// The batch in work was answered. What is known of it.
+    pub(crate) fn work_ends(&self) -> Done {
         self.in_work.set(None);
-        let how = self.how.get();
         let now = Instant::now();
         let latest = self.latest(now);
-        self.hold.borrow_mut().batch_done(latest, now);
-        self.set_gate(&mut self.gate.borrow_mut(), self.hold.borrow().is_closed(), now);
-        how
+        let mut guard = self.guard.borrow_mut();
+        let done = guard.work_ends(latest, now);
+        self.gate.borrow_mut().set(guard.is_closed(), now);
+        done
+    }
+
+    /// The worker died, perhaps with a batch in work.
+    pub(crate) fn work_is_lost(&self) {
+        self.in_work.set(None);
+        let now = Instant::now();
+        let latest = self.latest(now);
+        let closed = self.guard.borrow_mut().look_after(latest, now);
+        self.gate.borrow_mut().set(closed, now);
+    }
+
+    /// A request is passed on to the server behind the front; its number.
+    pub(crate) fn pass_begins(&self, arrived: Instant) -> u64 {
+        let mut passed = self.passed.borrow_mut();
+        let id = passed.begin(arrived);
+        let is_first = passed.open() == 1;
+        drop(passed);
+        if is_first {
+            self.begins(1, Instant::now());
+        }
+        self.look_at_gate();
+        id
+    }
+
+    /// The server behind the front has answered a request, or will not.
+    pub(crate) fn pass_ends(&self, id: u64) {
+        let now = Instant::now();
+        self.passed.borrow_mut().end(id, now);
+        let (has_more, latest) = (self.passed.borrow().open() > 0, self.latest(now));
+        let roommates = self.queue.borrow().rules.roommates;
+        let mut guard = self.guard.borrow_mut();
+        guard.answer_ends(has_more, roommates, latest, now);
+        self.gate.borrow_mut().set(guard.is_closed(), now);
     }
 
     /// Whether requests wait or are being answered.
@@ -237,7 +216,7 @@ impl Front {
             End::Wrong | End::Refused => {}
             End::Answered | End::GivenUp | End::Failed => {
                 let after = (end == End::Answered).then_some(latency);
-                self.hold.borrow_mut().answered(after, Instant::now());
+                self.guard.borrow_mut().answered(after, Instant::now());
             }
         }
     }

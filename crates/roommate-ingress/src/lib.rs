@@ -13,17 +13,23 @@
 mod frame;
 mod front;
 mod gate;
+mod guard;
 mod hold;
 mod http;
 mod machine;
+mod passed;
 mod proxy;
 mod queue;
 mod shared;
 pub mod spec;
 mod stats;
 pub mod tensor;
+mod times;
 mod trace;
 mod worker;
+#[cfg(test)]
+mod world;
+mod worth;
 
 use front::Front;
 use proxy::Upstream;

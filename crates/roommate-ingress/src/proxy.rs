@@ -225,16 +225,14 @@ struct Passing {
 
 impl Passing {
     fn new(front: &Rc<Front>, arrived: Instant) -> Self {
-        let id = front.passed.borrow_mut().begin(arrived);
-        front.look_at_gate();
+        let id = front.pass_begins(arrived);
         Self { front: Rc::clone(front), id }
     }
 }
 
 impl Drop for Passing {
     fn drop(&mut self) {
-        self.front.passed.borrow_mut().end(self.id, Instant::now());
-        self.front.work_ends();
+        self.front.pass_ends(self.id);
     }
 }
 

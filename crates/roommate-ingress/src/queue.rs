@@ -1,6 +1,8 @@
 //! The queue of a service and when a batch of it is formed. Pure: the time is given.
 
-use crate::hold::Latest;
+use crate::guard::Done;
+use crate::hold::{Latest, Needs};
+use crate::times::{BatchTime, Recent};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -54,6 +56,8 @@ pub(crate) struct Queue<T> {
     time: BatchTime,
     beside: BatchTime,
     alone: BatchTime,
+    /// How much longer batches took during which the gate was closed, s.
+    closes: Recent,
 }
 
 /// How roommates ran during a batch.
@@ -67,9 +71,14 @@ pub(crate) enum How {
     Both,
 }
 
-/// For how long kernels of roommates still run when the gate has been closed, and until it is
-/// noticed that it should be.
+/// How much longer the batch in work takes when the gate has just been closed, because kernels of
+/// roommates still run and because it is noticed late that the gate should be closed. At first;
+/// then this quantile of what was seen, within bounds.
 const CLOSES: Duration = Duration::from_micros(2_500);
+const CLOSES_QUANTILE: f64 = 0.8;
+const CLOSES_OF: usize = 8;
+const CLOSES_LEAST: f64 = 1e-3;
+const CLOSES_MOST_PART: f64 = 0.5;
 /// What a batch takes alone where it is not known, as a part of what it takes beside roommates.
 const ALONE_PART: f64 = 0.5;
 /// The part of a batch that counts as done when it takes longer than expected.
@@ -86,9 +95,10 @@ pub(crate) struct InWork {
 
 impl<T> Queue<T> {
     pub(crate) fn new(rules: Rules) -> Self {
-        let [time, beside, alone] = [BatchTime::default(); 3];
+        let [time, beside, alone] = <[BatchTime; 3]>::default();
         let (waiting, between_s) = (VecDeque::new(), f64::INFINITY);
-        Self { waiting, rules, between_s, last: None, time, beside, alone }
+        let closes = Recent::default();
+        Self { waiting, rules, between_s, last: None, time, beside, alone, closes }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -197,9 +207,12 @@ impl<T> Queue<T> {
     }
 
     /// A batch of this many rows took this long.
-    pub(crate) fn took(&mut self, rows: u64, time: Duration, how: How) {
+    pub(crate) fn took(&mut self, rows: u64, time: Duration, done: Done) {
         self.time.learn(rows, time);
-        match how {
+        if let Some(longer_s) = done.closing_s {
+            self.closes.learn(longer_s);
+        }
+        match done.how {
             How::Alone => self.alone.learn(rows, time),
             How::Beside => self.beside.learn(rows, time),
             How::Both => {}
@@ -218,33 +231,53 @@ impl<T> Queue<T> {
         self.beside.at_most(rows).unwrap_or_else(|| self.time.of(rows))
     }
 
-    /// What the latest of the requests in work and of those that wait is expected to need if
-    /// roommates are held back from now on.
+    /// How much longer the batch in work takes when the gate is closed now, at an upper quantile.
+    fn closes(&self) -> Duration {
+        let seen = self.closes.quantile(CLOSES_QUANTILE);
+        let Some(seen) = seen.filter(|_| self.closes.len() >= CLOSES_OF) else { return CLOSES };
+        let most = (CLOSES_MOST_PART * self.rules.objective.as_secs_f64()).max(CLOSES_LEAST);
+        Duration::from_secs_f64(seen.clamp(CLOSES_LEAST, most))
+    }
+
+    /// What the latest of the requests in work and of those that wait is expected to need.
     pub(crate) fn latest(&self, work: Option<InWork>, now: Instant) -> Latest {
         if let Some(work) = work {
             let beside_s = self.beside_at_most(work.rows).as_secs_f64().max(1e-9);
             let part = now.duration_since(work.sent).as_secs_f64() / beside_s;
             let left = self.alone_at_most(work.rows).mul_f64(1.0 - part.min(MOST_DONE));
-            let done = now + CLOSES + left;
-            return Latest::InWork(done.duration_since(work.oldest).max(self.latest_after(done)));
+            let needs = |done: Instant, after| done.duration_since(work.oldest).max(after);
+            let done = now + self.closes() + left;
+            let held = needs(done, self.latest_after(done, |rows| self.alone_at_most(rows)));
+            let free = self.free_at(work, now);
+            let free = free.map(|at| needs(at, self.latest_after(at, |rows| self.beside.of(rows))));
+            return Latest::InWork(Needs { held, free, left });
         }
         let Some(first) = self.waiting.front() else { return Latest::None };
         let free = (first.arrived + self.fill()).max(now);
-        Latest::Waits(self.latest_after(free + CLOSES))
+        let held = self.latest_after(free + self.closes(), |rows| self.alone_at_most(rows));
+        Latest::Waits(Needs { held, free: None, left: Duration::ZERO })
     }
 
-    /// What the latest of the requests that wait needs if the worker is free then.
-    fn latest_after(&self, done: Instant) -> Duration {
+    /// When the batch in work is answered if roommates are not held back, at a quantile that is
+    /// rarely exceeded; `None` where that is not known, or where it is exceeded already.
+    fn free_at(&self, work: InWork, now: Instant) -> Option<Instant> {
+        let at = work.sent + self.beside.tail(work.rows)?;
+        (at > now).then_some(at)
+    }
+
+    /// What the latest of the requests that wait needs if the worker is free then and batches take
+    /// that long.
+    fn latest_after(&self, done: Instant, each: impl Fn(u64) -> Duration) -> Duration {
         let most = self.rules.max_batch.max(1);
         let Some(first) = self.waiting.front() else { return Duration::ZERO };
         let rows: u64 = self.waiting.iter().map(|w| w.rows).sum();
         let batches = rows.div_ceil(most);
-        let next = done + self.alone_at_most(rows.min(most));
+        let next = done + each(rows.min(most));
         let mut latest = next.duration_since(first.arrived);
         if batches > 1 {
-            let each = self.waiting.len() / usize::try_from(batches).unwrap_or(1);
-            let leads = self.waiting.len().saturating_sub(each.max(1));
-            let last = done + self.alone_at_most(most) * u32::try_from(batches).unwrap_or(1000);
+            let size = self.waiting.len() / usize::try_from(batches).unwrap_or(1);
+            let leads = self.waiting.len().saturating_sub(size.max(1));
+            let last = done + each(most) * u32::try_from(batches).unwrap_or(1000);
             latest = latest.max(last.duration_since(self.waiting[leads].arrived));
         }
         latest
@@ -268,53 +301,6 @@ impl<T> Queue<T> {
     }
 }
 
-/// How long batches take, learned by size in powers of two.
-#[derive(Clone, Copy, Debug, Default)]
-struct BatchTime {
-    seconds: [Option<Seconds>; 17],
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Seconds {
-    mean: f64,
-    /// Mean distance from the mean.
-    spread: f64,
-}
-
-/// How many spreads above the mean the upper quantile is.
-const UPPER: f64 = 2.0;
-
-impl BatchTime {
-    fn class(rows: u64) -> usize {
-        (rows.max(1).next_power_of_two().trailing_zeros() as usize).min(16)
-    }
-
-    fn learn(&mut self, rows: u64, time: Duration) {
-        let known = &mut self.seconds[Self::class(rows)];
-        let seconds = time.as_secs_f64();
-        let first = Seconds { mean: seconds, spread: 0.25 * seconds };
-        *known = Some(known.map_or(first, |k| Seconds {
-            mean: 0.8 * k.mean + 0.2 * seconds,
-            spread: 0.9 * k.spread + 0.1 * (seconds - k.mean).abs(),
-        }));
-    }
-
-    /// The next known size, larger first: a larger batch takes longer, so it is on the safe side.
-    fn known(&self, rows: u64) -> Option<Seconds> {
-        let class = Self::class(rows);
-        let above = self.seconds[class..].iter().flatten().next();
-        above.or_else(|| self.seconds[..class].iter().rev().flatten().next()).copied()
-    }
-
-    fn of(&self, rows: u64) -> Duration {
-        Duration::from_secs_f64(self.known(rows).map_or(0.0, |k| k.mean))
-    }
-
-    fn at_most(&self, rows: u64) -> Option<Duration> {
-        self.known(rows).map(|k| Duration::from_secs_f64(k.mean + UPPER * k.spread))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,6 +315,10 @@ mod tests {
     fn push(q: &mut Queue<u32>, what: u32, rows: u64, at: Instant) {
         let deadline = at + Duration::from_secs(1);
         q.push(Waiting { what, rows, arrived: at, deadline, tries: 0 }).unwrap();
+    }
+
+    fn done(how: How) -> Done {
+        Done { how, closing_s: None }
     }
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "the queue passes references")]
@@ -360,7 +350,7 @@ mod tests {
     #[test]
     fn filling_ends_where_the_objective_would_be_missed() {
         let (mut q, at) = (queue(4, 50), Instant::now());
-        q.took(4, Duration::from_millis(90), How::Beside);
+        q.took(4, Duration::from_millis(90), done(How::Beside));
         (0..3).for_each(|i| push(&mut q, i, 1, at + Duration::from_millis(i.into())));
         assert_eq!(q.due(at, &same), Some(at + Duration::from_millis(5)));
     }
@@ -370,7 +360,7 @@ mod tests {
         let (mut q, at) = (queue(4, 50), Instant::now());
         let ms = Duration::from_millis;
         for _ in 0..50 {
-            q.took(4, ms(20), How::Beside);
+            q.took(4, ms(20), done(How::Beside));
         }
         (0..3).for_each(|i| push(&mut q, i, 1, at + ms(i.into()) / 2));
         q.rules.fill = None;
@@ -379,7 +369,7 @@ mod tests {
         // 70 of 100 ms for filling and the batch, but at most half of what the objective leaves.
         assert_eq!(q.due(at, &same), Some(at + ms(40)));
         for _ in 0..50 {
-            q.took(4, ms(40), How::Beside);
+            q.took(4, ms(40), done(How::Beside));
         }
         let due = q.due(at, &same).unwrap() - at;
         assert!((ms(27)..=ms(30)).contains(&due), "{due:?}");
@@ -390,13 +380,14 @@ mod tests {
         let (mut q, at) = (queue(4, 0), Instant::now());
         let ms = Duration::from_millis;
         for _ in 0..100 {
-            q.took(4, ms(40), How::Beside);
-            q.took(4, ms(20), How::Alone);
+            q.took(4, ms(40), done(How::Beside));
+            q.took(4, ms(20), done(How::Alone));
         }
         // What was held back for some of the time says little.
-        q.took(4, ms(5), How::Both);
+        q.took(4, ms(5), done(How::Both));
         let near = |found: Latest, wanted: u64| {
             let (Latest::InWork(found) | Latest::Waits(found)) = found else { panic!("nothing") };
+            let found = found.held;
             let (low, high) = (ms(wanted - 1), ms(wanted + 1));
             assert!((low..high).contains(&found), "{found:?}, not {wanted} ms");
         };
@@ -439,7 +430,7 @@ mod tests {
         let deadline = at + Duration::from_secs(1);
         assert!(q.push(Waiting { what: 50, rows: 1, arrived: at, deadline, tries: 0 }).is_err());
         assert!(q.give_up(at, |w| *w == 7).iter().map(|w| w.what).eq([7]));
-        q.took(1, Duration::from_millis(400), How::Beside);
+        q.took(1, Duration::from_millis(400), done(How::Beside));
         assert_eq!(q.give_up(at + Duration::from_millis(700), |_| false).len(), 49);
         assert!(q.is_empty() && q.room_in_s() == 1);
     }

@@ -302,7 +302,7 @@ async fn converse(
         }
     };
     reader.abort();
-    front.work_ends();
+    front.work_is_lost();
     if let Some(work) = work {
         front.queue.borrow_mut().put_back(work.requests);
         front.give_up();
@@ -393,8 +393,8 @@ fn take(
         return odd(Some(work), "the answer to another batch");
     }
     let took = work.sent.elapsed();
-    let how = front.work_ends();
-    front.queue.borrow_mut().took(work.rows, took, how);
+    let done = front.work_ends();
+    front.queue.borrow_mut().took(work.rows, took, done);
     front.stats.borrow_mut().batch(work.rows, took);
     match outcome {
         Err(what) => {

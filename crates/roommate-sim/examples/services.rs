@@ -172,6 +172,7 @@ fn main() {
         teams: work.teams,
         measure: None,
         measuring: Measuring { exact, ..Measuring::default() },
+        blind: None,
     };
     let mut folds = (Fold::default(), Writer::new(Counter::default()));
     let began = Instant::now();

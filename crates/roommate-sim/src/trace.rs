@@ -72,6 +72,8 @@ pub struct TraceJob {
     pub user: Option<String>,
     /// Guarantee of the job.
     pub class: TraceClass,
+    /// Promised: roommates make its steps at most this many times as long.
+    pub max_slowdown: Option<f64>,
     /// Deadline, in the time of `submit_us`; the last one of several.
     pub deadline_us: Option<u64>,
     /// Value of finishing by `deadline_us`.
@@ -173,6 +175,7 @@ impl TraceJob {
             team: None,
             user: None,
             class: TraceClass::Guaranteed,
+            max_slowdown: None,
             deadline_us: None,
             value: None,
             soft_deadlines: Vec::new(),

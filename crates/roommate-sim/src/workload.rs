@@ -211,6 +211,7 @@ pub fn prepare(
         setting,
         workload: Workload::default(),
         profiles: BTreeMap::new(),
+        kinds: BTreeMap::new(),
         predicted: BTreeMap::new(),
         teams: BTreeMap::new(),
     };
@@ -226,7 +227,7 @@ pub fn prepare(
 }
 
 /// Jobs with equal keys share a profile; floats are compared by their bits.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct ProfileKey {
     serving: Option<(u32, Span, Span)>,
     model: Option<String>,
@@ -244,6 +245,8 @@ struct Maker<'a> {
     setting: &'a Setting<'a>,
     workload: Workload,
     profiles: BTreeMap<ProfileKey, ProfileIdx>,
+    /// The first profile of each kind of work: profiles that differ in their steps only.
+    kinds: BTreeMap<ProfileKey, ProfileIdx>,
     /// Predictions by model and batch size; profiles differ by step time as well.
     predicted: BTreeMap<String, BTreeMap<u32, Option<Predicted>>>,
     teams: BTreeMap<String, TeamIdx>,
@@ -275,6 +278,7 @@ impl Maker<'_> {
             },
             declared_s: Some(Number::of(job.duration_s)),
             deadline: job.deadline_us.map(Time),
+            max_slowdown: job.max_slowdown.map(Number::of),
             weight: Number::of(job.weight),
             deadline_values: deadline_values(&job),
             gpu_models,
@@ -418,8 +422,15 @@ impl Maker<'_> {
         let profiles = &mut self.workload.profiles;
         let setting = self.setting;
         let compat = setting.compat;
-        *self.profiles.entry(key).or_insert_with(|| {
+        let kinds = &mut self.kinds;
+        *self.profiles.entry(key.clone()).or_insert_with(|| {
             let mut profile = Profile::of_step(job.step_s);
+            // Published simulators know nothing of kinds.
+            if job.model.is_some() && compat.is_none() {
+                let kind = ProfileKey { step: 0, batch: job.batch, ..key };
+                let new = ProfileIdx::from_usize(profiles.len());
+                profile.kind = Some(*kinds.entry(kind).or_insert(new)).filter(|k| *k != new);
+            }
             profile.stages_s = job.stages_s.map(|s| s.map(Number::of));
             let speeds = model_speed.into_iter();
             profile.model_speed = speeds.map(|(k, s)| (k, Positive::of(s))).collect();

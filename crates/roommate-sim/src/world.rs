@@ -5,9 +5,11 @@
 //! when its cause happens, never otherwise (but see [`roommate_core::state::Charge::EveryStep`],
 //! which some published simulators need).
 
+mod blind;
 mod pace;
 mod service;
 
+use self::blind::Scatter;
 use crate::fault::{FaultSource, Faults};
 use crate::serving::requests::Requests;
 use crate::serving::{Load, Measuring, Services};
@@ -74,6 +76,9 @@ pub struct Setup {
     pub measure: Option<Range<u32>>,
     /// Measuring windows of services.
     pub measuring: Measuring,
+    /// Relative scatter of samples in a blind run, where policies are not told how long a step
+    /// takes; `None` = they are told, and samples are exact.
+    pub blind: Option<f64>,
 }
 
 /// GPUs held by services, out of all GPUs. Services never finish, so they often explain why a run
@@ -169,12 +174,17 @@ pub fn simulate<O: Observer>(
         observer.team(&TeamLine { idx: TeamIdx::from_usize(i), name });
     }
     let mut engine = head.engine_with(setup.policy);
-    for (name, profile) in setup.profiles {
+    let mut profiles = IdxVec::new();
+    for (name, truth) in setup.profiles {
+        let profile = blind::shown(&truth, setup.blind.is_some());
         let idx = engine.add_profile(profile.clone());
+        profiles.push(Profile { step_unknown: false, ..truth });
         observer.profile(&ProfileLine { idx, name, profile });
     }
     let mut world = World {
         engine,
+        profiles,
+        scatter: Scatter::new(setup.blind.unwrap_or(0.0), setup.seed),
         truth: setup.truth,
         faults: FaultSource::new(setup.faults, setup.seed),
         live: IdxVec::new(),
@@ -211,6 +221,9 @@ enum Alarm {
     Unthrottle(JobIdx),
     /// The job enters the next stage of its gradient noise.
     Noise(JobIdx, u32),
+    /// In a blind run, a job is measured. After all others: what changes at this instant is then
+    /// not part of the sample.
+    Measure(JobIdx, u32),
 }
 
 /// The true state of a job.
@@ -240,6 +253,8 @@ struct Live {
     slot: Option<u32>,
     /// The service's load (fraction of time busy) as last reported to the interference model.
     load: Load,
+    /// In a blind run, the time from the last measurement to the next.
+    gap: Span,
     /// Its gradient noise scale, and the work (in steps) after which the scale changes.
     noise_scale: f32,
     noise_until: f64,
@@ -254,6 +269,9 @@ impl Live {
 
 struct World {
     engine: Engine,
+    /// Profiles as they are; the engine may know less.
+    profiles: IdxVec<ProfileIdx, Profile>,
+    scatter: Scatter,
     truth: Box<dyn Truth>,
     faults: FaultSource,
     live: IdxVec<JobIdx, Live>,
@@ -374,7 +392,9 @@ impl World {
             Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) => {
                 self.live[j].epoch != e
             }
-            Alarm::Tuned(j, e) | Alarm::Noise(j, e) => self.live[j].epoch != e,
+            Alarm::Tuned(j, e) | Alarm::Noise(j, e) | Alarm::Measure(j, e) => {
+                self.live[j].epoch != e
+            }
             Alarm::NodeDown(_) | Alarm::NodeUp(_) | Alarm::Unthrottle(_) => false,
         }
     }
@@ -437,6 +457,7 @@ impl World {
                     self.facts.push(Event::Sampled { job, sample });
                 }
                 Alarm::Noise(job, _) => self.next_noise(now, job),
+                Alarm::Measure(job, _) => self.measure(now, job),
             }
         }
     }
@@ -528,7 +549,8 @@ impl World {
         }
     }
 
-    fn submit<O: Observer>(&mut self, job: Arrival, observer: &mut O) {
+    fn submit<O: Observer>(&mut self, mut job: Arrival, observer: &mut O) {
+        self.declare_length(&mut job);
         let idx = self.engine.add_job(job.spec.clone());
         let serves = job.spec.class == Class::Service;
         // Drawn for services as well, so that adding services does not change which jobs have
@@ -557,6 +579,7 @@ impl World {
             serves,
             slot,
             load: Load::default(),
+            gap: Span::ZERO,
             noise_scale: 0.0,
             noise_until: f64::INFINITY,
         });
@@ -781,5 +804,6 @@ impl World {
             let at = self.engine.state().costs.quirks.seen(live.began, at);
             self.alarms.push(Reverse((at, alarm(job, live.epoch))));
         }
+        self.measure_soon(job);
     }
 }

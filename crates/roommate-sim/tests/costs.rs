@@ -49,6 +49,7 @@ fn setup(cluster: &str, costs: Costs, policy: Box<dyn Policy>, truth: Box<dyn Tr
         teams: vec!["all".into()],
         measure: None,
         measuring: Measuring::default(),
+        blind: None,
     }
 }
 

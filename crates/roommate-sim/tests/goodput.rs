@@ -151,6 +151,7 @@ impl Case {
             teams: vec!["all".into()],
             measure: None,
             measuring: Measuring::default(),
+            blind: None,
         };
         let arrival = |i: usize| {
             let mut spec = Spec::training(1, work, ProfileIdx::from_usize(i));

@@ -37,6 +37,7 @@ fn run(policy: &str, user_errors: f64, retries: Retries) -> (String, Metrics) {
         profiles: vec![("work".into(), Profile::of_step(1.0))],
         measure: None,
         measuring: Measuring::default(),
+        blind: None,
         teams: vec!["all".into()],
     };
     let job = |name: char| Arrival {

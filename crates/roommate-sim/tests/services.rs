@@ -130,6 +130,7 @@ fn run(world: &World<'_>, jobs: Vec<TraceJob>) -> Result<Run, SimError> {
         teams: work.teams,
         measure: None,
         measuring: world.measuring,
+        blind: None,
     };
     let mut observer = (Writer::new(Vec::new()), (Facts::default(), Fold::default()));
     let end = simulate(setup, work.arrivals.into_iter(), &mut observer, &mut |_| {})?;

@@ -83,6 +83,7 @@ fn jcts(mechanism: &str, order: &str) -> IdxVec<JobIdx, u64> {
         teams: workload.teams,
         measure: None,
         measuring: Measuring::default(),
+        blind: None,
     };
     let mut jcts = Jcts::default();
     simulate(setup, workload.arrivals.into_iter(), &mut jcts, &mut |_| {}).unwrap();

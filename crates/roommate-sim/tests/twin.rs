@@ -91,6 +91,7 @@ fn play(case: &TestCase, faults: Faults) -> Result<Run, SimError> {
         teams: vec!["all".into()],
         measure: None,
         measuring: Measuring::default(),
+        blind: None,
     };
     let arrivals = case.jobs.iter().map(|a| Arrival {
         at: Time(a.submit * case.tick.0),

@@ -5,6 +5,7 @@ pub(crate) mod machine;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use roommate_core::cluster::Cluster;
+use roommate_core::state::Costs;
 use roommate_sim::compat::COMPATS;
 use roommate_sim::trace::{self, synth};
 use roommate_sim::truth::TRUTHS;
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Run a trace through several policies side by side
     Compare(Compare),
+    /// Compute a mean completion time that no policy can beat on a trace
+    Bound(Bound),
     /// Compare policies with the optimal schedule of a small scenario
     Oracle(Oracle),
     /// Replay a journal and check that the decisions are the same
@@ -69,6 +72,8 @@ pub(crate) enum Command {
     Down(machine::Down),
     /// Check the state of a daemon that does not run, and repair it
     Doctor(machine::Doctor),
+    /// Show what was learned of kinds of work, or forget it
+    Learned(machine::ShowLearned),
     /// Create, list and revoke tokens for HTTP
     #[command(subcommand)]
     Token(machine::Token),
@@ -141,6 +146,7 @@ fn truth_parser() -> clap::builder::PossibleValuesParser {
 }
 
 /// Options of the simulation.
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 #[derive(Args, Debug, Clone, PartialEq)]
 pub(crate) struct WorldArgs {
     /// Nodes x GPUs per node, with GPU models: 8x8 or 8x8:v100,4x8:a100/80g; `:96c:500g` adds CPU
@@ -169,6 +175,17 @@ pub(crate) struct WorldArgs {
     #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance)]
     #[arg(conflicts_with = "compat")]
     pub(crate) truth_noise: f64,
+    /// Do not tell policies how long a step takes: they learn it from samples that scatter, as on a
+    /// real machine. Those that know lengths still do
+    #[arg(long, conflicts_with = "compat")]
+    pub(crate) blind: bool,
+    /// Relative scatter of samples with --blind
+    #[arg(long, default_value_t = 0.05, value_name = "SHARE", value_parser = chance)]
+    #[arg(requires = "blind")]
+    pub(crate) blind_noise: f64,
+    /// Most jobs on one GPU
+    #[arg(long, default_value_t = Costs::USUAL_TENANTS, value_name = "N", value_parser = tenants())]
+    pub(crate) max_tenants: u8,
     /// Seed of all random numbers
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
@@ -293,6 +310,19 @@ pub(crate) struct Compare {
     /// Write an HTML report
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Bound {
+    /// The trace, or `-` for standard input; a small synthetic trace, unless given
+    pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) input: TraceInput,
+    #[command(flatten)]
+    pub(crate) world: WorldArgs,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
@@ -555,6 +585,11 @@ fn hours(text: &str) -> Result<f64, String> {
 
 fn at_least_one(text: &str) -> Result<f64, String> {
     number(text, |v| (1.0..=1e6).contains(&v), "a number from 1 to 1e6")
+}
+
+/// A number of tenants of a GPU.
+pub(crate) fn tenants() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(1..=i64::from(Costs::MOST_TENANTS))
 }
 
 pub(crate) fn chance(text: &str) -> Result<f64, String> {

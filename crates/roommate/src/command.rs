@@ -1,9 +1,11 @@
 //! The commands, one file each.
 
+mod bound;
 mod compare;
 mod doctor;
 mod events;
 mod explain;
+mod learned;
 mod logs;
 mod machine;
 mod oracle;
@@ -40,6 +42,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Sim(args) => sim::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Bound(args) => bound::run(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Predict(args) => predict::run(&args),
@@ -61,6 +64,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Events(args) => events::run(&args),
         Command::Down(args) => machine::down(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Learned(args) => learned::run(&args),
         Command::Token(command) => token::run(command),
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => up::keeper(&args),

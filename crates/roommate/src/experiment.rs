@@ -15,6 +15,7 @@ use roommate_core::measurement::atlas::Atlas;
 use roommate_core::policy::{self, Entry, Params};
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
+use roommate_sim::bound::{Bound, bound};
 use roommate_sim::compat::{self, Compat};
 use roommate_sim::fault::Faults;
 use roommate_sim::scenario::score::Outcome;
@@ -148,6 +149,10 @@ impl Lab {
         world: &WorldArgs,
     ) -> anyhow::Result<Self> {
         let compat = world.compat.as_deref().and_then(compat::find);
+        if world.blind && world.truth == "stages" {
+            let what = "--blind hides the stages of steps, from which --truth stages is made";
+            return Err(console::advise(what, "use --truth measured"));
+        }
         let own = world.measurements.as_deref().map(measurements::atlas).transpose()?.map(Arc::new);
         let truth = truth(world, input, own.as_ref())?;
         let (source, mut trace) = match trace {
@@ -276,6 +281,7 @@ impl Lab {
                 exact: self.world.exact_requests,
                 gate: self.world.service_gate,
             },
+            blind: self.world.blind.then_some(self.world.blind_noise),
         };
         let writer = journal.map(AtomicFile::create).transpose()?.map(Writer::new);
         let mut observers = (Fold::measuring(self.world.measure.clone()), (writer, extra));
@@ -290,6 +296,18 @@ impl Lab {
             file.with_context(|| format!("could not write {}", path.display()))?.keep()?;
         }
         Ok(Run { policy: name.into(), metrics: fold.metrics(), wall_s })
+    }
+
+    /// The lower bound on the mean completion time of any policy; `None` without training jobs,
+    /// with faults (jobs that are given up do not count), and under the rules of a published
+    /// simulator, which count time in their own ways.
+    pub(crate) fn bound(&self) -> Option<Bound> {
+        if self.compat.is_some() || self.world.crash > 0.0 || self.world.node_mtbf.is_some() {
+            return None;
+        }
+        let (truth, _) = self.truth.model(&self.workload.profiles);
+        let noisy = self.world.truth_noise > 0.0;
+        bound(&self.workload, &self.world.cluster, &*truth, noisy, self.world.measure.as_ref())
     }
 
     fn truth_name(&self) -> Option<String> {
@@ -343,6 +361,7 @@ impl Lab {
             resume: Span::from_secs(self.world.resume_cost),
             migrate: self.world.migrate_cost.map(Span::from_secs),
             tune: Span::from_secs(self.world.tune_cost),
+            max_tenants: self.world.max_tenants,
             ..Costs::default()
         };
         self.compat.map_or(costs, |c| c.costs(costs, policy))

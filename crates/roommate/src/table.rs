@@ -278,7 +278,7 @@ mod tests {
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
         let best = values.iter().map(|v| *v == least).collect();
         let values = values.iter().copied().map(Some).collect();
-        Column { head, unit, better: Better::Lower, values, best }
+        Column { key: head, head, unit, better: Better::Lower, values, best }
     }
 
     #[test]

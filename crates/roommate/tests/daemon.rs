@@ -93,6 +93,7 @@ fn start(folder: &Path) -> Running {
         claim: false,
         costs: Config::usual_costs(Kind::Cpu),
         known: None,
+        learned: None,
         http: None,
         keeping: Keeping::default(),
         mode: Mode::User,

@@ -135,6 +135,7 @@ fn the_commands_page_is_up_to_date() {
         &["events"],
         &["down"],
         &["doctor"],
+        &["learned"],
         &["run"],
         &["completions"],
     ];

@@ -59,6 +59,7 @@ impl Node {
             user: None,
             checkpoint: None,
             mem_mib: 0,
+            usual_mib: None,
             sdk,
             tunable: false,
             service: None,

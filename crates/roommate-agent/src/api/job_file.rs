@@ -2,13 +2,14 @@
 //! which was probably meant.
 
 pub(crate) mod check;
+mod kind;
 pub mod service;
 
 use crate::error::JobFileError;
 use crate::protocol::BatchRange;
 use check::LONGEST_NAME;
 use roommate_core::idx::{ProfileIdx, TeamIdx};
-use roommate_core::job::{Class, Retries, Slo, Spec};
+use roommate_core::job::{Class, GUARANTEED_SLOWDOWN, Retries, Slo, Spec};
 use roommate_core::knobs::Knobs;
 use roommate_core::number::Number;
 use roommate_core::performance::goodput::{LrRule, Noise, Training};
@@ -36,6 +37,7 @@ const FIELDS: &[&str] = &[
     "share",
     "batch",
     "class",
+    "max_slowdown",
     "deadline",
     "team",
     "retries",
@@ -112,9 +114,12 @@ pub struct JobFile {
     /// Batch sizes that it supports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchRange>,
-    /// Its class.
-    #[serde(default)]
-    pub class: ClassName,
+    /// Its class; the default is guaranteed, without a promise about roommates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<ClassName>,
+    /// Promised: roommates make its steps at most this many times as long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_slowdown: Option<f64>,
     /// When it has to finish, counted from its submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Length>,
@@ -137,7 +142,8 @@ pub struct JobFile {
     /// Seconds per step in each stage (load, preprocess, compute, sync), if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages_s: Option<[f64; 4]>,
-    /// Name of its profile, shared by jobs of the same work; the default is the job's name.
+    /// Name of its kind of work, which jobs of the same work share; by default the command without
+    /// what differs from job to job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// Whether it uses the SDK, through which it keeps to its share of a GPU.
@@ -273,10 +279,23 @@ impl JobFile {
         self.name.as_deref().unwrap_or("job")
     }
 
+    /// Name of its kind of work: jobs of one kind are expected to slow others, and to be slowed, in
+    /// the same way, in this run of the daemon and in later ones. It is that of its profile if it
+    /// names one, else its command without what differs from job to job.
+    pub fn kind(&self) -> String {
+        self.profile.clone().unwrap_or_else(|| kind::of(self))
+    }
+
+    /// What it is promised: that roommates make its steps at most this many times as long.
+    pub fn max_slowdown(&self) -> Option<f64> {
+        let promised = self.class == Some(ClassName::Guaranteed);
+        self.max_slowdown.or(promised.then_some(GUARANTEED_SLOWDOWN))
+    }
+
     /// Its profile as far as the file declares it.
     pub fn profile(&self) -> Profile {
         let stages: Option<f64> = self.stages_s.map(|s| s.iter().sum());
-        let step_s = self.step_s.or(stages.filter(|s| *s > 0.0)).unwrap_or(UNKNOWN_STEP_S);
+        let step_s = self.step_s.or(stages.filter(|s| *s > 0.0));
         let training = self.batch.map(|b| Training {
             batch: b.size,
             batch_min: b.min,
@@ -287,7 +306,10 @@ impl JobFile {
             memory: Vec::new(),
         });
         let stages_s = self.stages_s.map(|s| s.map(Number::of));
-        Profile { stages_s, training, ..Profile::of_step(step_s) }
+        // What is told of a service is the length of its batches.
+        let step_unknown = step_s.is_none() && self.class != Some(ClassName::Service);
+        let step_s = step_s.unwrap_or(Profile::UNKNOWN_STEP_S);
+        Profile { step_unknown, stages_s, training, ..Profile::of_step(step_s) }
     }
 
     /// The job as the engine gets it if it is submitted now.
@@ -303,7 +325,7 @@ impl JobFile {
                 ..Knobs::WHOLE
             },
             team,
-            class: match self.class {
+            class: match self.class.unwrap_or_default() {
                 ClassName::Guaranteed => Class::Guaranteed,
                 ClassName::BestEffort => Class::BestEffort,
                 ClassName::Service => Class::Service,
@@ -311,6 +333,7 @@ impl JobFile {
             // Policies know no other quantile; the machine keeps the one that is meant.
             slo: self.service.as_ref().map(|s| Slo { p99_us: s.slo.us() }),
             work: self.steps.map(Number::of),
+            max_slowdown: self.max_slowdown().map(Number::of),
             declared_s: self.steps.zip(self.step_s).map(|(n, s)| Number::of(n * s)),
             deadline: self.deadline.map(|d| now + Span::from_secs(d.0)),
             retries: self.retries,
@@ -318,9 +341,6 @@ impl JobFile {
         }
     }
 }
-
-/// Step time of a job that declares none, in seconds; the first report of the job corrects it.
-const UNKNOWN_STEP_S: f64 = 1.0;
 
 impl Mix {
     /// Reads a mix. A job in it is written in place or names its `file`; `after` delays its

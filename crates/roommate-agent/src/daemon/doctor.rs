@@ -2,6 +2,7 @@
 //! deleted; what is damaged is kept under another name.
 
 use crate::AgentError;
+use crate::daemon::learned::Learned;
 use crate::daemon::lock::Lock;
 use crate::daemon::salvage;
 use crate::daemon::store::Store;
@@ -53,7 +54,7 @@ pub fn repair(paths: &Paths) -> Result<Diagnosis, AgentError> {
     let lines = store.lines()?;
     let why = store.new_part_because().map(String::from);
     if let Some(why) = why.or_else(|| unreadable(&lines)) {
-        salvage::begin(&mut store, paths, &lines, &why)?;
+        salvage::begin(&mut store, paths, &lines, &Learned::of(&paths.learned()), &why)?;
     }
     store.tell();
     drop(store);

@@ -3,6 +3,7 @@
 
 use crate::AgentError;
 use crate::api::event_text::EventLog;
+use crate::daemon::learned::Learned;
 use crate::daemon::lock::Lock;
 use crate::daemon::retention::Remains;
 use crate::daemon::store::Store;
@@ -118,18 +119,22 @@ impl Daemon {
         lock: Lock,
         mut machine: Option<Machine>,
     ) -> Result<Self, AgentError> {
+        let mut learned = Learned::read(&*store.os().disk, &config.learned_at());
+        for notice in learned.notices.drain(..) {
+            store.notice(notice);
+        }
         let mut lines = store.lines()?;
         if lines.is_empty() {
             let opened = match machine.take() {
                 Some(opened) => opened,
                 None => open_new(&config, &inbox)?,
             };
-            lines = first_lines(&new_head(&config, &opened)?, config.known.as_ref())?;
+            lines = first_lines(&new_head(&config, &opened)?, config.known.as_ref(), &learned)?;
             machine = Some(opened);
             store.add_lines(&lines);
             store.commit()?;
         }
-        let (rebuilt, at) = replay(&config, &mut store, &lines)?;
+        let (rebuilt, at) = replay(&config, &mut store, &lines, &mut learned)?;
         let Rebuilt { replay, head: Some(head), profiles, teams, log, served } = rebuilt else {
             unreachable!("a replayed journal has a head");
         };
@@ -171,6 +176,8 @@ impl Daemon {
             jobs,
             past,
             remains,
+            learned,
+            learned_kept: os.now(),
             profiles,
             teams,
             facts: Vec::new(),
@@ -283,21 +290,26 @@ impl Daemon {
 }
 
 /// Replays the journal, after a rollover if one is needed. Also returns the time of the last step.
-fn replay(config: &Config, store: &mut Store, lines: &[u8]) -> Result<(Rebuilt, Time), AgentError> {
+fn replay(
+    config: &Config,
+    store: &mut Store,
+    lines: &[u8],
+    learned: &mut Learned,
+) -> Result<(Rebuilt, Time), AgentError> {
     let path = config.paths.store();
-    let salvaged = |store: &mut Store, why: &str| {
-        let (fresh, at) = salvage::begin(store, &config.paths, lines, why)?;
+    let salvaged = |store: &mut Store, learned: &Learned, why: &str| {
+        let (fresh, at) = salvage::begin(store, &config.paths, lines, learned, why)?;
         Ok((Rebuilt::begun(&fresh, &path)?, at))
     };
     if let Some(why) = store.new_part_because().map(String::from) {
-        return salvaged(store, &why);
+        return salvaged(store, learned, &why);
     }
     let rebuilt = match Rebuilt::read(lines, &path)? {
         Ok(rebuilt) => rebuilt,
         // The line is as it was written: a daemon wrote what no reader takes.
         Err(what) => {
             store.notice(format!("the journal could not be continued: {what}"));
-            return salvaged(store, &format!("it could not be read: {what}"));
+            return salvaged(store, learned, &format!("it could not be read: {what}"));
         }
     };
     let at = rebuilt.replay.at;
@@ -307,7 +319,10 @@ fn replay(config: &Config, store: &mut Store, lines: &[u8]) -> Result<(Rebuilt, 
     let replayed = rebuilt.replay.engine.as_ref().filter(|_| problem.is_none());
     let why = problem.or_else(|| long.then(|| "it had become long".into()));
     let Some(why) = why else { return Ok((rebuilt, at)) };
-    let (fresh, at) = rollover::begin(store, &config.paths, lines, replayed, &why)?;
+    if let (Some(engine), Some(head)) = (replayed, &rebuilt.head) {
+        learned.take_in(engine.state(), head, &rebuilt.profiles);
+    }
+    let (fresh, at) = rollover::begin(store, &config.paths, lines, replayed, learned, &why)?;
     Ok((Rebuilt::begun(&fresh, &path)?, at))
 }
 

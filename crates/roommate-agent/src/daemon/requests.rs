@@ -8,11 +8,11 @@ use crate::api::job_file::check::quoted;
 use crate::api::job_file::{self, JobFile};
 use crate::daemon::inbox::Quit;
 use crate::daemon::store::JobRow;
-use crate::daemon::{Daemon, JobRecord, quotas, written};
+use crate::daemon::{Daemon, JobRecord, learned, quotas, written};
 use crate::machine::Order;
 use crate::process;
 use roommate_core::event::Event;
-use roommate_core::idx::{JobIdx, ProfileIdx, TeamIdx};
+use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::{JobLine, Observer, ProfileLine, TeamLine, Writer};
 use std::collections::HashSet;
@@ -24,6 +24,7 @@ const LONGEST_NAME: usize = 256;
 /// are shorter, or have had less, and its users would wait for its next turn; or they divide GPUs
 /// by latencies that were profiled, which are known in simulated worlds only.
 const SERVE: &[&str] = &[
+    "roommate",
     "gandiva",
     "fifo",
     "fifo-backfill",
@@ -171,8 +172,11 @@ impl Daemon {
         let now = self.clock.now();
         let mut writer = Writer::new(Vec::new());
         let team = self.team(&row.file, &mut writer);
-        let profile = self.profile(&row.file, &name, &mut writer);
-        let spec = row.file.spec(profile, team, now);
+        let profile = self.profile(&row.file, &mut writer);
+        let mut spec = row.file.spec(profile, team, now);
+        if spec.knobs.mem_mib == 0 && learned::is_used_by(&self.head.policy) {
+            spec.knobs.mem_mib = self.usual_mib(&row.file.kind());
+        }
         let idx = self.engine.add_job(spec.clone());
         let line = JobLine { idx, name: name.clone(), spec, owner: Some(row.owner.name.clone()) };
         writer.job(&line);
@@ -204,16 +208,32 @@ impl Daemon {
     }
 
     /// The profile of a job; a new profile is written into the journal.
-    fn profile(&mut self, file: &JobFile, job: &str, writer: &mut Writer<Vec<u8>>) -> ProfileIdx {
-        let name = file.profile.clone().unwrap_or_else(|| job.into());
-        if let Some(known) = self.profiles.position(|p| *p == name) {
-            return known;
+    fn profile(&mut self, file: &JobFile, writer: &mut Writer<Vec<u8>>) -> ProfileIdx {
+        let (name, mut profile) = (file.kind(), file.profile());
+        let now_s = self.machine.os().unix_us() / 1_000_000;
+        self.learned.note_kind(&name, &profile, now_s);
+        let named = |(_, known): &(ProfileIdx, &String)| **known == name;
+        let known = self.profiles.iter_enumerated().rfind(named);
+        if let Some(known) = known.map(|(known, _)| known) {
+            let given = self.config.known.as_ref().map_or(0, |k| k.profiles.len());
+            let has_jobs = || self.engine.state().specs.iter().any(|s| s.profile == known);
+            let is_same = || self.engine.state().profiles[known] == profile;
+            // Of one that was learned in an earlier run the job file may say something else now.
+            if known.usize() < given || is_same() || has_jobs() {
+                return known;
+            }
+            profile.kind = Some(self.engine.state().kind(known));
         }
-        let profile = file.profile();
         let idx = self.engine.add_profile(profile.clone());
         writer.profile(&ProfileLine { idx, name: name.clone(), profile });
         self.profiles.push(name);
         idx
+    }
+
+    /// GPU memory that jobs of a kind were measured to use, which fits on the GPUs; 0 = not known.
+    fn usual_mib(&self, kind: &str) -> u32 {
+        let most = self.head.cluster.gpu_models.iter().map(|m| m.mem_mib).max().unwrap_or(0);
+        self.learned.mem_mib(kind).map_or(0, |mib| mib.min(most))
     }
 
     /// Whether the job could ever run on this machine.

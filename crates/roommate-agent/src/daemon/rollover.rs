@@ -8,6 +8,7 @@
 use crate::AgentError;
 use crate::api::caller::User;
 use crate::api::control::{JobView, class_name, shown_command};
+use crate::daemon::learned::Learned;
 use crate::daemon::store::{Kept, Store};
 use crate::daemon::written;
 use crate::machine::classify;
@@ -114,6 +115,7 @@ pub(crate) fn begin(
     paths: &Paths,
     lines: &[u8],
     replayed: Option<&Engine>,
+    learned: &Learned,
     why: &str,
 ) -> Result<(Vec<u8>, Time), AgentError> {
     let unrepeatable = |what: String| AgentError::Unrepeatable { path: paths.store(), what };
@@ -122,7 +124,7 @@ pub(crate) fn begin(
     let Some(head) = past.head.take() else {
         return Err(unrepeatable("its journal has no head".into()));
     };
-    let mut next = Next::new(&head, why, &past.profiles);
+    let mut next = Next::new(&head, learned, why, &past.profiles);
     for kept in store.jobs() {
         let Some(known) = past.jobs.get(JobIdx(kept.idx)) else {
             return Err(unrepeatable("its jobs and its journal do not match".into()));
@@ -197,6 +199,9 @@ fn last_attempt(
     Ok(last)
 }
 
+/// The old index of a profile that is new.
+const NOWHERE: ProfileIdx = ProfileIdx(u32::MAX);
+
 /// The part being written.
 struct Next {
     writer: Writer<Vec<u8>>,
@@ -238,23 +243,34 @@ pub(super) fn step_of_users(at: Time, set: Vec<(JobIdx, Overrides)>) -> Vec<u8> 
 }
 
 impl Next {
-    fn new(head: &Head, why: &str, profiles: &[ProfileLine]) -> Self {
+    fn new(head: &Head, learned: &Learned, why: &str, profiles: &[ProfileLine]) -> Self {
         let mut writer = Writer::new(Vec::new());
-        writer.head(&Head { continues: Some(why.into()), ..head.clone() });
+        // The pair table in the head refers to profiles by index, so the indices stay the same.
+        let stay = if head.known_pairs.is_some() { profiles } else { &[] };
+        let (learned, more) = learned.for_journal(head, stay);
+        writer.head(&Head { learned, continues: Some(why.into()), ..head.clone() });
         let (teams, set) = (IdxVec::new(), Vec::new());
         let mut next = Self { writer, jobs: 0, profiles: IdxVec::new(), teams, set };
-        if head.known_pairs.is_some() {
-            // The pair table in the head refers to profiles by index, so the indices stay the same.
-            for line in profiles {
-                next.profile(line);
-            }
+        for line in stay {
+            next.profile(line);
+        }
+        for line in more {
+            // Kinds that jobs of the old part have keep the profile that they have there.
+            let known = profiles.iter().find(|old| old.name == line.name);
+            match known.filter(|old| old.profile.kind.is_none()) {
+                Some(known) => next.profile(known),
+                None => next.profile(&ProfileLine { idx: NOWHERE, ..line }),
+            };
         }
         next
     }
 
     fn profile(&mut self, line: &ProfileLine) -> ProfileIdx {
+        let mut line = line.clone();
+        let kind = line.profile.kind.and_then(|kind| self.profiles.position(|old| *old == kind));
+        line.profile.kind = kind;
         let idx = self.profiles.push(line.idx);
-        self.writer.profile(&ProfileLine { idx, ..line.clone() });
+        self.writer.profile(&ProfileLine { idx, ..line });
         idx
     }
 
@@ -393,6 +409,7 @@ mod tests {
             costs: Costs::default(),
             seed: 0,
             known_pairs: None,
+            learned: None,
             continues: None,
         });
         let profile = Profile::of_step(1.0);
@@ -426,7 +443,7 @@ mod tests {
         let lines = journal(facts);
         store.add_lines(&lines);
         store.commit().unwrap();
-        begin(&mut store, &paths, &lines, None, "a test").unwrap().0
+        begin(&mut store, &paths, &lines, None, &Learned::default(), "a test").unwrap().0
     }
 
     fn past(lines: &[u8]) -> Past {

@@ -6,6 +6,7 @@
 //! are lost.
 
 use crate::AgentError;
+use crate::daemon::learned::Learned;
 use crate::daemon::rollover;
 use crate::daemon::store::{Kept, Store};
 use crate::paths::Paths;
@@ -47,11 +48,12 @@ pub(super) fn begin(
     store: &mut Store,
     paths: &Paths,
     lines: &[u8],
+    learned: &Learned,
     why: &str,
 ) -> Result<(Vec<u8>, Time), AgentError> {
     let filled = fill(lines, &store.jobs(), &paths.store())?;
     store.reject(&filled.unusable);
-    rollover::begin(store, paths, &filled.lines, None, why)
+    rollover::begin(store, paths, &filled.lines, None, learned, why)
 }
 
 /// A journal without holes, and the jobs that it could not hold.

@@ -313,6 +313,14 @@ impl CudaDevice {
         self.readings().into_iter().nth(gpu.usize())?
     }
 
+    pub(super) fn capacity_mib(&self, gpu: GpuIdx) -> Option<u32> {
+        self.gpus.get(gpu).map(|g| g.info.mem_mib)
+    }
+
+    pub(super) fn processes(&self) -> Vec<Vec<(u32, u32)>> {
+        self.readings().into_iter().flatten().map(|r| r.processes).collect()
+    }
+
     pub(super) fn views(&self) -> Vec<GpuView> {
         let views = self.gpus.iter().zip(self.readings()).map(|(gpu, seen)| {
             let last = gpu.seen.lock().unwrap_or_else(PoisonError::into_inner);

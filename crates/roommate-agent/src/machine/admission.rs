@@ -3,10 +3,11 @@
 
 use crate::device::{self, GRAIN, Notice, Roster, SmGroups};
 use crate::machine::tenant::{Goal, JobRuntime};
-use crate::machine::{Machine, Report, Waiting};
+use crate::machine::{Machine, Report, Waiting, memory};
 use crate::process::kin::Kin;
 use roommate_core::event::Placement;
 use roommate_core::idx::{GpuIdx, JobIdx};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl Machine {
@@ -30,33 +31,55 @@ impl Machine {
 
     /// Whether the devices admit the process of a job now; otherwise its start waits.
     pub(super) fn is_admitted(&mut self, job: JobIdx, place: &Placement, number: u32) -> bool {
+        let now = self.now();
+        if !self.has_memory(job, place) {
+            self.wait(job, place, number, memory::again_at(now), true);
+            return false;
+        }
         let Some(known) = self.jobs.get(&job) else { return false };
         let start = Self::device_start(known, place, known.suspect);
-        let now = self.now();
         let admitted = self.device.admit(&start, now);
         if admitted {
             self.waiting.remove(&job);
         } else {
-            let (place, attempt) = (place.clone(), number);
-            self.waiting.insert(job, Waiting { place, attempt, not_before: now });
+            self.wait(job, place, number, now, false);
         }
         admitted
+    }
+
+    /// A start that cannot be done now waits, and keeps its place in the line.
+    pub(super) fn wait(
+        &mut self,
+        job: JobIdx,
+        place: &Placement,
+        attempt: u32,
+        not_before: Instant,
+        for_memory: bool,
+    ) {
+        let since = self.waiting.get(&job).map_or_else(|| self.now(), |w| w.since);
+        let place = place.clone();
+        self.waiting.insert(job, Waiting { place, attempt, not_before, since, for_memory });
     }
 
     /// Tries starts again that wait.
     pub(super) fn launch_waiting(&mut self) {
         let now = self.now();
         let due = self.waiting.iter().filter(|(_, w)| w.not_before <= now);
-        for (job, w) in due.map(|(job, w)| (*job, w.clone())).collect::<Vec<_>>() {
-            self.waiting.remove(&job);
-            self.launch(job, w.place, w.attempt);
+        let mut due: Vec<_> = due.map(|(job, w)| (*job, w.clone())).collect();
+        due.sort_by_key(|(_, w)| w.since);
+        for (job, w) in due {
+            match self.jobs.get(&job) {
+                Some(known) if known.is_suspended() => self.resume(job, w.place, w.attempt),
+                Some(_) => self.launch(job, w.place, w.attempt),
+                None => drop(self.waiting.remove(&job)),
+            }
         }
     }
 
     /// A start that waits is not wanted any more.
     pub(super) fn forget_waiting(&mut self, job: JobIdx) {
         if self.waiting.remove(&job).is_some()
-            && let Some(known) = self.jobs.get(&job)
+            && let Some(known) = self.jobs.get(&job).filter(|j| j.tenant.is_none())
         {
             self.device.leave(known.program.id);
         }
@@ -75,7 +98,10 @@ impl Machine {
             return;
         }
         self.attended = Some(now);
-        for Notice { job, what } in self.device.attend(now, &Guests::new(self)) {
+        let guests = Guests::new(self);
+        let (held, notices) = (guests.memory(), self.device.attend(now, &guests));
+        self.note_memory(&held);
+        for Notice { job, what } in notices {
             let of = |number: u32| {
                 let mut all = self.jobs.iter();
                 all.find(|(_, j)| j.program.id == number).map(|(job, _)| *job)
@@ -100,6 +126,25 @@ impl<'a> Guests<'a> {
             .filter_map(|j| Some((j.program.id, machine.control.kin(j.tenant.as_ref()?))))
             .collect();
         Self { machine, kin }
+    }
+
+    /// What the processes of each job, by its number, hold of the memory of one GPU, in MiB.
+    fn memory(&self) -> BTreeMap<u32, u32> {
+        let mut most: BTreeMap<u32, u32> = BTreeMap::new();
+        for processes in self.machine.device.processes() {
+            let mut held: BTreeMap<u32, u32> = BTreeMap::new();
+            for (pid, mib) in processes {
+                if let Some(job) = self.owner(pid) {
+                    let sum = held.entry(job).or_default();
+                    *sum = sum.saturating_add(mib);
+                }
+            }
+            for (job, mib) in held {
+                let known = most.entry(job).or_default();
+                *known = mib.max(*known);
+            }
+        }
+        most
     }
 }
 

@@ -99,6 +99,7 @@ impl Machine {
         let os = &self.control.os;
         (known.exit, known.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s(os));
         (known.sampled, known.tally, known.held_back_for) = (None, None, None);
+        known.kept_mib = 0;
         let bad = !matches!(exit, Exit::Code(0 | LEFT));
         let apart = t.company == Company::Apart;
         if apart && !bad {
@@ -109,6 +110,9 @@ impl Machine {
         let admitted = self.stages.forget(job, self.control.os.now());
         self.admit_to_stages(&admitted);
         let by_itself = matches!(t.goal, Goal::Run | Goal::Suspend { still: false });
+        if by_itself && bad && self.ended_for_memory(job, &t, &exit) {
+            return;
+        }
         if by_itself && bad && !apart && self.device.shares_fate() {
             // A roommate may have caused it.
             let now = self.now();
@@ -157,7 +161,7 @@ impl Machine {
     }
 
     /// Steps that survive the end of the job's process, if the machine knows them.
-    fn surviving(&self, job: JobIdx) -> Option<f64> {
+    pub(super) fn surviving(&self, job: JobIdx) -> Option<f64> {
         let known = self.jobs.get(&job)?;
         // A job that reported a checkpoint is known, even if it was killed before it reported a
         // step.

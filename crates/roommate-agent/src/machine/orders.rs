@@ -4,7 +4,7 @@ use crate::AgentError;
 use crate::device;
 use crate::machine::tenant::{Begun, Company, Goal, JobRuntime, Tenant};
 use crate::machine::{
-    AGAIN_AFTER, Heard, Input, Machine, Program, Report, Start, Waiting, connection,
+    AGAIN_AFTER, Heard, Input, Machine, Program, Report, Start, connection, memory,
 };
 use crate::os::disk;
 use crate::os::groups::Limits;
@@ -60,7 +60,7 @@ impl Machine {
     pub(super) fn start(&mut self, job: JobIdx, start: Start) {
         self.admit_job(job, &start);
         if self.jobs[&job].is_suspended() {
-            self.resume(job, start.place);
+            self.resume(job, start.place, start.attempt);
         } else {
             self.launch(job, start.place, start.attempt);
         }
@@ -127,7 +127,7 @@ impl Machine {
             }
             Err(e) => {
                 self.device.leave(id);
-                self.put_off(job, place, number, e.to_string());
+                self.put_off(job, &place, number, e.to_string());
                 return;
             }
         };
@@ -145,7 +145,7 @@ impl Machine {
             Err(e) => {
                 self.control.withdraw(&attempt);
                 self.device.leave(id);
-                self.put_off(job, place, number, e.to_string());
+                self.put_off(job, &place, number, e.to_string());
             }
         }
     }
@@ -156,15 +156,15 @@ impl Machine {
         let what = "its supervisor could not begin".to_string();
         let place = Placement { gpus: t.gpus, knobs: t.knobs };
         match t.goal {
-            Goal::Run => self.put_off(job, place, number, what),
+            Goal::Run => self.put_off(job, &place, number, what),
             goal => self.judge(job, goal, &Exit::Unseen),
         }
     }
 
     /// Tries a start again in a moment: want of room, memory or processes is not the job's fault.
-    fn put_off(&mut self, job: JobIdx, place: Placement, attempt: u32, what: String) {
+    fn put_off(&mut self, job: JobIdx, place: &Placement, attempt: u32, what: String) {
         let not_before = self.now() + AGAIN_AFTER;
-        self.waiting.insert(job, Waiting { place, attempt, not_before });
+        self.wait(job, place, attempt, not_before, false);
         if let Some(known) = self.jobs.get_mut(&job) {
             known.exit = Some(Exit::Unstarted(Unstarted { by_command: false, what }));
         }
@@ -261,7 +261,8 @@ impl Machine {
         } else {
             Company::Usual
         };
-        let tenant = Tenant::new(attempt, token, supervisor, place, company, now);
+        let mut tenant = Tenant::new(attempt, token, supervisor, place, company, now);
+        tenant.alone = std::mem::take(&mut known.starts_alone);
         known.tenant = Some(tenant);
         let processes = &self.control.os.processes;
         if processes.watch(supervisor, Box::new(exited)).is_err() {
@@ -314,7 +315,9 @@ impl Machine {
             Goal::Suspend { still: false } | Goal::Leave { .. } => {
                 t.deadline = Some(back_by);
             }
-            Goal::Suspend { still: true } if starting => self.resume(job, start.place),
+            Goal::Suspend { still: true } if starting => {
+                self.resume(job, start.place, start.attempt);
+            }
             Goal::Suspend { still: true } => {}
             Goal::Cancel => self.cancel(job),
         }
@@ -352,8 +355,16 @@ impl Machine {
         self.launch(job, start.place, start.attempt);
     }
 
-    /// Resumes a suspended job.
-    fn resume(&mut self, job: JobIdx, place: Placement) {
+    /// Resumes a suspended job. If its process ends while it waits for memory, this is the number
+    /// of the attempt that takes its place.
+    pub(super) fn resume(&mut self, job: JobIdx, place: Placement, attempt: u32) {
+        // One that still is where it was holds its memory.
+        let is_out = self.tenant(job).is_some_and(|t| t.peer.is_some());
+        if is_out && !self.has_memory(job, &place) {
+            self.wait(job, &place, attempt, memory::again_at(self.now()), true);
+            return;
+        }
+        self.waiting.remove(&job);
         let cores = self.device.cores_of(&place.gpus);
         let Some(t) = self.jobs.get_mut(&job).and_then(|j| j.tenant.as_mut()) else { return };
         (t.gpus, t.knobs, t.goal, t.deadline) = (place.gpus, place.knobs, Goal::Run, None);
@@ -374,6 +385,14 @@ impl Machine {
     }
 
     pub(super) fn suspend(&mut self, job: JobIdx) {
+        if self.waiting.contains_key(&job)
+            && self.jobs.get(&job).is_some_and(JobRuntime::is_suspended)
+        {
+            // It was to be resumed, and still waits for memory.
+            self.waiting.remove(&job);
+            self.report(Report::Stopped { job, done: None });
+            return;
+        }
         self.forget_waiting(job);
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
         let late = self.now() + GRACE;

@@ -186,6 +186,7 @@ impl Machine {
         self.guard(job, &stepped);
         let Some(t) = self.tenant(job) else { return };
         let reading = t.gpus.first().and_then(|g| self.device.reading(*g));
+        let on_gpu = reading.is_some();
         let alone = t.gpus.iter().all(|g| self.tenants_of(*g).nth(1).is_none());
         let os = &self.control.os;
         let now = os.now();
@@ -230,6 +231,10 @@ impl Machine {
             known.sampled = Some(Sampled { at: now, step_s, batch: stepped.batch });
             known.tally = Some(Tally::new(t, os));
             self.reports.push(Report::Sampled { job, sample });
+        }
+        // On cores the SDK reports host memory, which nobody runs out of here.
+        if let Some(gpu_mib) = stepped.gpu_mib.filter(|_| on_gpu) {
+            known.held_mib = known.held_mib.max(gpu_mib);
         }
         known.seen = Some(stepped);
     }

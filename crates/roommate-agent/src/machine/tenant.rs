@@ -37,11 +37,18 @@ pub(crate) struct JobRuntime {
     pub(crate) spoke: bool,
     /// The service for which it is held back, if it is.
     pub(crate) held_back_for: Option<JobIdx>,
+    /// Most GPU memory that it was seen to hold, MiB on one GPU.
+    pub(crate) held_mib: u32,
+    /// GPU memory that is kept for its process until it was seen to hold some.
+    pub(crate) kept_mib: u32,
+    /// Whether it ran out of memory beside others, and so has its GPUs to itself next.
+    pub(crate) starts_alone: bool,
     /// Whether it may have crashed its roommates, and so is started isolated from them.
     pub(crate) suspect: bool,
 }
 
 /// The process of a job.
+#[expect(clippy::struct_excessive_bools, reason = "each says something else of one process")]
 pub(crate) struct Tenant {
     pub(crate) attempt: Attempt,
     pub(crate) token: String,
@@ -65,6 +72,8 @@ pub(crate) struct Tenant {
     pub(crate) ordered_at: Instant,
     /// The SM range that it reports to be confined to.
     pub(crate) range: Option<SmRange>,
+    /// Whether no other process is started beside it, because of its memory.
+    pub(crate) alone: bool,
     /// How it shares its devices with other tenants.
     pub(crate) company: Company,
     /// Whether a tune is not confirmed yet.
@@ -131,6 +140,9 @@ impl JobRuntime {
             sampled: None,
             spoke: false,
             held_back_for: None,
+            held_mib: 0,
+            kept_mib: 0,
+            starts_alone: false,
             suspect: false,
         }
     }
@@ -191,6 +203,7 @@ impl Tenant {
             orders: unordered(place.knobs.batch),
             ordered_at: now,
             range: None,
+            alone: false,
             company,
             tune_due: false,
             hello_due: None,

@@ -4,7 +4,7 @@
 //! What has to be atomic and durable is put together from them, once ([`replace`]).
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -101,6 +101,19 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     } else {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
     }
+}
+
+/// The last bytes of a file as text; nothing if it cannot be read.
+pub(crate) fn tail(path: &Path, most: u64) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = open_regular(path)?;
+        let length = file.metadata()?.len();
+        file.seek(io::SeekFrom::Start(length.saturating_sub(most)))?;
+        let mut bytes = Vec::new();
+        file.take(most).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
 impl Disk for RealDisk {

@@ -6,6 +6,7 @@ mod split;
 use crate::api::job_file::{self, Command, Place, meant, plain, shown};
 use crate::error::JobFileError;
 use crate::protocol::SmRange;
+use roommate_core::measurement::advice::Way;
 use roommate_core::measurement::rows::TaskKind;
 use roommate_core::measurement::search;
 use serde::Deserialize;
@@ -176,6 +177,8 @@ pub struct Member {
     pub batch: u32,
     /// The SM range that it is confined to; `None` = the whole GPU.
     pub seat: Option<SmRange>,
+    /// Whether it has priority over the others.
+    pub first: bool,
 }
 
 /// One measurement: some tasks at the same time.
@@ -268,15 +271,9 @@ impl Plan {
         Ok(rounds.flat_map(|n| items.iter().cloned().map(move |i| i.in_round(n))).collect())
     }
 
-    /// A set whose splits are searched for, with these numbers of SMs.
-    pub fn tried(
-        &self,
-        set: usize,
-        parts: &[u32],
-        all: u32,
-        round: u32,
-    ) -> Result<Item, JobFileError> {
-        self.split(&self.sets[set], &Split::Each(parts.to_vec()), all).map(|i| i.in_round(round))
+    /// A set whose splits are searched for, in this way.
+    pub fn tried(&self, set: usize, way: &Way, all: u32, round: u32) -> Result<Item, JobFileError> {
+        self.split(&self.sets[set], &way.into(), all).map(|i| i.in_round(round))
     }
 
     /// Names and batch sizes of the tasks of a set.
@@ -301,7 +298,7 @@ impl Plan {
             }
         }
         for (i, set) in self.sets.iter().enumerate() {
-            let free = self.set(set, all, None);
+            let free = self.set(set, all, None, None);
             match &set.splits {
                 Splits::Search => items.push(Item { searched: Some(i), ..free }),
                 Splits::These(splits) => {
@@ -319,7 +316,8 @@ impl Plan {
         let names: Vec<&str> = set.tasks.iter().map(|t| self.tasks[*t].name.as_str()).collect();
         let wrong = |what| self.at.wrong(format!("splits of {}: {what}", names.join(" + ")));
         let seats = split.seats(set.tasks.len(), all).map_err(wrong)?;
-        Ok(self.set(set, all, Some(&seats)))
+        let seats = seats.iter().any(Option::is_some).then_some(&seats[..]);
+        Ok(self.set(set, all, seats, split.first()))
     }
 
     /// The smallest range that any task is ever confined to; 0 = none is.
@@ -344,7 +342,7 @@ impl Plan {
     fn solo(&self, task: usize, batch: u32, sms: u32, seat: Option<SmRange>) -> Item {
         let Task { name, kind, .. } = &self.tasks[task];
         Item {
-            members: vec![Member { task, copy: 0, batch, seat }],
+            members: vec![Member { task, copy: 0, batch, seat, first: false }],
             identity: vec![
                 ("kind", json!(kind)),
                 ("name", json!(name)),
@@ -357,12 +355,19 @@ impl Plan {
         }
     }
 
-    fn set(&self, set: &Set, all: u32, seats: Option<&[Option<SmRange>]>) -> Item {
+    fn set(
+        &self,
+        set: &Set,
+        all: u32,
+        seats: Option<&[Option<SmRange>]>,
+        first: Option<usize>,
+    ) -> Item {
         let member = |(i, task): (usize, &usize)| Member {
             task: *task,
             copy: set.tasks[..i].iter().filter(|t| *t == task).count(),
             batch: set.batches[i],
             seat: seats.and_then(|s| s[i]),
+            first: first == Some(i),
         };
         let members: Vec<Member> = set.tasks.iter().enumerate().map(member).collect();
         let names: Vec<&str> = set.tasks.iter().map(|t| self.tasks[*t].name.as_str()).collect();
@@ -391,6 +396,7 @@ impl Plan {
             (Some(sms), _) => identity.push(("sms", json!(sms))),
             (None, _) => {}
         }
+        identity.extend(first.map(|i| ("first", json!(i))));
         Item { members, identity, of_services, searched: None, round: 0 }
     }
 }
@@ -544,6 +550,13 @@ impl SetForm {
             let what = "splits: they are searched for only in sets of training tasks";
             return Err(at.wrong(what.into()));
         }
+        if let Some(Splits::These(these)) = &self.splits
+            && services > 0
+            && these.iter().any(|s| s.first().is_some())
+        {
+            let what = "splits: priority is measured only in sets of training tasks";
+            return Err(at.wrong(what.into()));
+        }
         let splits = self.splits.unwrap_or_else(|| splits.for_set(members.len(), services));
         Ok(Set { tasks: members, batches, splits })
     }
@@ -580,8 +593,8 @@ mod tests {
         let plan = read(EXAMPLE).unwrap();
         assert_eq!(plan.tasks[0].workdir, Path::new("dir/."));
         // 3 batches on the whole GPU and three ranges, 2 of bert; a set beside itself and its two
-        // splits; the listed set with its split; no pair is left for `all-pairs`.
-        assert_eq!(plan.items(132).unwrap().len(), 3 * 4 + 2 + 3 + 2);
+        // splits; the listed set with its splits; no pair is left for `all-pairs`.
+        assert_eq!(plan.items(132).unwrap().len(), 3 * 4 + 2 + 3 + 3);
         assert_eq!(plan.least_sms(132).unwrap(), 24);
         for field in FIELDS {
             let shown = |l: &str| l.trim_start_matches("# ").starts_with(&format!("{field}:"));
@@ -653,19 +666,28 @@ mod tests {
         );
         assert_eq!(plan.least_sms(132).unwrap(), 24, "a alone");
         assert_eq!(plan.members(1).collect::<Vec<_>>(), [("a", 8), ("a", 8), ("b", 2)]);
-        let tried = |set, parts: &[u32], round| {
-            let item = plan.tried(set, parts, 132, round).unwrap();
+        let way = |first, sms: &[u32]| Way { first, sms: Some(sms.to_vec()) };
+        let tried = |set, way: &Way, round| {
+            let item = plan.tried(set, way, 132, round).unwrap();
             let seats = item.members.iter().map(|m| m.seat.map(|s| (s.first, s.sms))).collect();
             (row(&item), seats)
         };
         // One task confined, one not.
         let seats: Vec<Option<(u16, u16)>> = vec![Some((0, 88)), None];
         let what = "k=tt a=a batch_a=8 b=b batch_b=2 sms_a=88 sms_b=132 round=1";
-        assert_eq!(tried(0, &[88, 132], 1), (what.into(), seats));
+        assert_eq!(tried(0, &way(None, &[88, 132]), 1), (what.into(), seats));
         // Two tasks share a range, independently of their order.
         let seats = vec![Some((48, 84)), Some((48, 84)), Some((0, 48))];
         let what = "k=ttt tasks=[a,a,b] batches=[8,8,2] sms=[84,84,48]";
-        assert_eq!(tried(1, &[84, 84, 48], 0), (what.into(), seats));
+        assert_eq!(tried(1, &way(None, &[84, 84, 48]), 0), (what.into(), seats));
+        // One has priority, and another is confined or not.
+        let what = "k=tt a=a batch_a=8 b=b batch_b=2 sms_a=132 sms_b=96 first=0";
+        let seats = vec![None, Some((0, 96))];
+        assert_eq!(tried(0, &way(Some(0), &[132, 96]), 0), (what.into(), seats));
+        let what = "k=ttt tasks=[a,a,b] batches=[8,8,2] first=2";
+        assert_eq!(tried(1, &Way { first: Some(2), sms: None }, 0), (what.into(), vec![None; 3]));
+        let item = plan.tried(1, &Way { first: Some(2), sms: None }, 132, 0).unwrap();
+        assert_eq!(item.members.iter().map(|m| m.first).collect::<Vec<_>>(), [false, false, true]);
     }
 
     #[test]
@@ -708,6 +730,16 @@ mod tests {
         check(
             &with("sets: [{tasks: [a, b], splits: [[80, 80]]}]"),
             &format!(": splits of a + b: 160 SMs together, of 132 | {example}"),
+        );
+        check(
+            &with("sets: [{tasks: [a, b], splits: [{first: 2}]}]"),
+            &format!(": splits of a + b: first: expected an index below 2, found 2 | {example}"),
+        );
+        check(
+            &with("sets: [{tasks: [a, s], splits: [{first: 0}]}]"),
+            &format!(
+                ", set 1: splits: priority is measured only in sets of training tasks | {example}"
+            ),
         );
         check(
             &with("sets: [[a, b]]\nsplits: serch"),

@@ -88,8 +88,15 @@ impl Files {
 
     /// The disk had only pretended to sync a log for the last time, and had written its copy: only
     /// the copy has the last lines then.
+    /// The name of the copy is written as well: a copy that nobody finds is none.
     pub(super) fn forget_sync(&mut self, log: &Path, copy: &Path) {
+        let name = copy;
         let (Ok(log), Ok(copy)) = (self.file(log), self.file(copy)) else { return };
+        let changes = self.changes.entry(folder_of(name)).or_default();
+        let of_copy = changes.iter().rposition(|change| change.path == name);
+        for change in changes.drain(..of_copy.map_or(0, |last| last + 1)) {
+            Self::apply(&mut self.durable, change);
+        }
         let copy = &mut self.inodes[copy];
         copy.synced.clone_from(&copy.bytes);
         let log = &mut self.inodes[log];

@@ -72,6 +72,7 @@ impl Node {
             user: None,
             checkpoint: None,
             mem_mib: 0,
+            usual_mib: None,
             sdk,
             tunable: false,
             service: (job == SERVICE).then_some(front),

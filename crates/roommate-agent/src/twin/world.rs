@@ -154,6 +154,7 @@ impl World {
             claim: false,
             costs: Config::usual_costs(kind),
             known: None,
+            learned: None,
             http: None,
             keeping,
             mode: Mode::User,

@@ -75,6 +75,11 @@ impl Table {
         self.known(gpu_model, a, b).unwrap_or(self.missing).get()
     }
 
+    /// The same where there is an entry.
+    pub fn known_speed(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
+        self.known(gpu_model, a, b).map(Number::get)
+    }
+
     /// The same for tables that do not distinguish GPU models.
     pub fn speed_of(&self, a: ProfileIdx, b: ProfileIdx) -> f64 {
         self.speed_on(ANY, a, b)

@@ -9,7 +9,7 @@ use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
 use crate::knobs::Knobs;
 use crate::math::stat;
 use crate::number::{Number, Positive};
-use crate::profile::STAGES;
+use crate::profile::{Profile, STAGES};
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -307,7 +307,7 @@ struct Held {
 pub struct Fold {
     totals: Metrics,
     live: IdxVec<JobIdx, Live>,
-    profiles: IdxVec<ProfileIdx, (Positive, Option<[Number; 4]>)>,
+    profiles: IdxVec<ProfileIdx, (Option<Positive>, Option<[Number; 4]>)>,
     gpus: u32,
     mem_mib: f64,
     cpu_milli: f64,
@@ -580,7 +580,8 @@ impl Observer for Fold {
     }
 
     fn profile(&mut self, line: &ProfileLine) {
-        self.profiles.push((line.profile.step_s, line.profile.stages_s));
+        let Profile { step_s, step_unknown, stages_s, .. } = line.profile;
+        self.profiles.push(((!step_unknown).then_some(step_s), stages_s));
     }
 
     fn job(&mut self, line: &JobLine) {
@@ -589,7 +590,11 @@ impl Observer for Fold {
         let gpus = f64::from(spec.gpus);
         self.live.push(Live {
             gpus: spec.gpus,
-            alone_s: spec.work.map(|w| w * step_s),
+            // Of steps of unknown length, the seconds that were declared.
+            alone_s: spec.work.and_then(|w| match step_s {
+                Some(step_s) => Some(w * step_s),
+                None => spec.declared_s.map(Number::get),
+            }),
             stages_gpu_s: spec.work.zip(stages_s).map(|(w, s)| s.map(|v| v * w * gpus)),
             deadline: spec.deadline,
             deadline_values: spec.deadline_values.clone(),

@@ -2,7 +2,7 @@
 //! in which no task is slowed down too much, the one with the highest throughput, if that is enough
 //! more than running one task at a time.
 
-use crate::measurement::rows::{Row, TaskKind};
+use crate::measurement::rows::{Rate, Row, TaskKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A task at a batch size.
@@ -16,11 +16,27 @@ pub struct Workload {
     pub kind: TaskKind,
 }
 
+/// How the tasks of a set share a GPU; ordered so that plainly is first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Way {
+    /// Index of the task with priority; `None` if all are equal.
+    pub first: Option<usize>,
+    /// SMs of each task (all SMs = not confined); `None` if no task is confined.
+    pub sms: Option<Vec<u32>>,
+}
+
+impl Way {
+    /// Whether no task is confined and none has priority.
+    pub fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// A measured way to run a set of tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
-    /// SMs of each task (all SMs = not confined); `None` if no task is confined.
-    pub sms: Option<Vec<u32>>,
+    /// The way.
+    pub way: Way,
     /// Speed of each task, relative to alone on the whole GPU: the mean of its runs.
     pub speeds: Vec<f64>,
     /// Standard error of each of these means; 0 for a single run, where it is unknown.
@@ -46,11 +62,11 @@ impl Configuration {
         at_worst.fold(0.0, f64::max)
     }
 
-    fn of_runs(sms: Option<Vec<u32>>, runs: &[Vec<f64>]) -> Self {
+    fn of_runs(way: Way, runs: &[Vec<f64>]) -> Self {
         let of_member = |i: usize| mean_and_error(runs.iter().map(|speeds| speeds[i]));
         let (speeds, errors) = (0..runs[0].len()).map(of_member).unzip();
         let (_, sum_error) = mean_and_error(runs.iter().map(|speeds| speeds.iter().sum()));
-        Self { sms, speeds, errors, sum_error }
+        Self { way, speeds, errors, sum_error }
     }
 }
 
@@ -69,7 +85,7 @@ pub struct Constraints {
     pub bound: f64,
     /// Smallest throughput of the set, relative to one task at a time.
     pub least: f64,
-    /// Share of the unpartitioned throughput that a partition may lose.
+    /// Share of the unconfined throughput that a partition or priority may lose.
     pub loss: f64,
 }
 
@@ -134,16 +150,17 @@ pub struct Advice {
     pub set: Vec<Workload>,
     /// Number of SMs of the GPU, where known.
     pub gpu: Option<u32>,
-    /// The measured configurations: unconfined first, then by partition.
+    /// The measured configurations: plain first, then by priority and partition.
     pub configurations: Vec<Configuration>,
     /// Index of the configuration to use, or why there is none.
     pub choice: Result<usize, Rejection>,
 }
 
 impl Advice {
-    /// The configuration with every task on the whole GPU, if it was measured.
+    /// The configuration with every task on the whole GPU and none before others, if it was
+    /// measured.
     pub fn unconfined(&self) -> Option<&Configuration> {
-        self.configurations.iter().find(|w| w.sms.is_none())
+        self.configurations.iter().find(|w| w.way.is_plain())
     }
 
     /// The configuration with the highest throughput, whether it is chosen or not.
@@ -152,8 +169,8 @@ impl Advice {
     }
 }
 
-/// By partition: the speeds of each run.
-type Ways = BTreeMap<Option<Vec<u32>>, Vec<Vec<f64>>>;
+/// The speeds of each run.
+type Ways = BTreeMap<Way, Vec<Vec<f64>>>;
 
 /// Advice for each set that was measured in these sessions, by the names of its tasks; speeds are
 /// relative to those of the same session.
@@ -167,8 +184,12 @@ pub fn advise(sessions: &[Vec<Row>], constraints: Constraints) -> Vec<Advice> {
     for rows in sessions {
         let here = alone(rows.iter(), gpu);
         for mut sides in rows.iter().filter_map(|row| sides(row, gpu)) {
-            // The same set may have been written in another order.
-            sides.sort_by(|a, b| a.workload.cmp(&b.workload).then(b.sms.cmp(&a.sms)));
+            // The same set may have been written in another order. Of equal tasks the slower is
+            // first, so that a search knows it again once it has priority.
+            sides.sort_by(|a, b| {
+                let by_way = (b.sms, b.first).cmp(&(a.sms, a.first));
+                a.workload.cmp(&b.workload).then(by_way).then(a.it_s.total_cmp(&b.it_s))
+            });
             let set: Vec<Workload> = sides.iter().map(|s| s.workload.clone()).collect();
             let speed = |s: &Side| {
                 Some(s.it_s / here.get(&s.workload).or_else(|| anywhere.get(&s.workload))?)
@@ -179,13 +200,17 @@ pub fn advise(sessions: &[Vec<Row>], constraints: Constraints) -> Vec<Advice> {
                 unknown.entry(set.clone()).or_default().extend(strange.map(|w| w.name.clone()));
                 continue;
             };
-            configurations.entry(sides.iter().map(|s| s.sms).collect()).or_default().push(speeds);
+            let way = Way {
+                first: sides.iter().position(|s| s.first),
+                sms: sides.iter().map(|s| s.sms).collect(),
+            };
+            configurations.entry(way).or_default().push(speeds);
         }
     }
     let advice = |(set, configurations): (Vec<Workload>, Ways)| {
         let configurations: Vec<Configuration> = configurations
             .into_iter()
-            .map(|(sms, runs)| Configuration::of_runs(sms, &runs))
+            .map(|(way, runs)| Configuration::of_runs(way, &runs))
             .collect();
         let choice = match unknown.remove(&set) {
             Some(names) if configurations.is_empty() => {
@@ -198,8 +223,8 @@ pub fn advise(sessions: &[Vec<Row>], constraints: Constraints) -> Vec<Advice> {
     sets.into_iter().map(advice).collect()
 }
 
-/// Relative difference between repeated measurements: a partition that is better by less is not
-/// better.
+/// Relative difference between repeated measurements: a way that is better than plainly by less is
+/// not better.
 const NOISE: f64 = 0.03;
 
 /// The best of some configurations, at least one.
@@ -207,17 +232,16 @@ fn choose(
     configurations: &[Configuration],
     Constraints { bound, least, loss }: Constraints,
 ) -> Result<usize, Rejection> {
-    let free = configurations.iter().find(|w| w.sms.is_none()).map_or(0.0, Configuration::sum);
+    let free = configurations.iter().find(|w| w.way.is_plain()).map_or(0.0, Configuration::sum);
     let allowed = || configurations.iter().enumerate().filter(|(_, w)| w.slowest() <= bound);
-    let worth = |w: &Configuration| match w.sms {
-        None => w.sum() * (1.0 + NOISE),
-        Some(_) => w.sum() - w.sum_error,
+    let worth = |w: &Configuration| {
+        if w.way.is_plain() { w.sum() * (1.0 + NOISE) } else { w.sum() - w.sum_error }
     };
     let loses = |w: &Configuration| worth(w) < free * (1.0 - loss);
     let better = |a: &(usize, &Configuration), b: &(usize, &Configuration)| {
         worth(a.1).total_cmp(&worth(b.1))
     };
-    // The first of equals: unconfined, if that is as good.
+    // The first of equals: plainly, if that is as good.
     let Some((i, best)) = allowed().rev().max_by(better) else {
         let at_best =
             configurations.iter().map(Configuration::slowest).fold(f64::INFINITY, f64::min);
@@ -237,6 +261,8 @@ fn choose(
 struct Side {
     workload: Workload,
     sms: Option<u32>,
+    /// Whether it had priority.
+    first: bool,
     it_s: f64,
 }
 
@@ -245,28 +271,34 @@ fn sides(row: &Row, gpu: Option<u32>) -> Option<Vec<Side>> {
     let side = |name: &str, batch, kind, sms, it_s| Side {
         workload: Workload { name: name.into(), batch, kind },
         sms,
+        first: false,
         it_s,
     };
-    Some(match row {
-        Row::Trainings(r) => vec![
-            side(&r.a, r.batch_a, TaskKind::Train, r.sms_a, r.ra.it_s),
-            side(&r.b, r.batch_b, TaskKind::Train, r.sms_b, r.rb.it_s),
-        ],
+    let (mut sides, first) = match row {
+        Row::Trainings(r) => {
+            let a = side(&r.a, r.batch_a, TaskKind::Train, r.sms_a, r.ra.it_s);
+            (vec![a, side(&r.b, r.batch_b, TaskKind::Train, r.sms_b, r.rb.it_s)], r.first)
+        }
         Row::Group(r) => {
             let sms = |i: usize| r.sms.as_ref().map(|sms| sms[i]);
             let each = r.tasks.iter().zip(&r.batches).zip(&r.r).enumerate();
-            each.map(|(i, ((t, b), r))| side(t, *b, TaskKind::Train, sms(i), r.it_s)).collect()
+            let one = |(i, ((t, b), r)): (usize, ((&String, &u32), &Rate))| {
+                side(t, *b, TaskKind::Train, sms(i), r.it_s)
+            };
+            (each.map(one).collect(), r.first)
         }
         Row::Closed(r) => {
             let whole = [r.sms_a, r.sms_b].iter().all(|sms| Some(*sms) >= gpu);
             let part = |sms| if whole { None } else { Some(sms) };
-            vec![
-                side(&r.a, r.batch_a, TaskKind::Train, part(r.sms_a), r.ra.it_s),
-                side(&r.b, r.batch_b, TaskKind::Serve, part(r.sms_b), r.rb.it_s),
-            ]
+            let a = side(&r.a, r.batch_a, TaskKind::Train, part(r.sms_a), r.ra.it_s);
+            (vec![a, side(&r.b, r.batch_b, TaskKind::Serve, part(r.sms_b), r.rb.it_s)], None)
         }
         Row::Solo(_) | Row::Alone(_) | Row::Mixed(_) => return None,
-    })
+    };
+    if let Some(i) = first {
+        sides[i].first = true;
+    }
+    Some(sides)
 }
 
 /// Steps per second alone on the whole GPU; the fastest of several runs, because a task alone is
@@ -322,7 +354,7 @@ mod tests {
         let [one] = &advice(&rows)[..] else { panic!("one set") };
         assert_eq!(one.unconfined().map(Configuration::sum), Some(1.4));
         assert_eq!(one.choice, Ok(1));
-        assert_eq!(one.configurations[1].sms, Some(vec![48, 84]));
+        assert_eq!(one.configurations[1].way.sms, Some(vec![48, 84]));
         assert_eq!(one.configurations[1].speeds, [0.7, 0.8]);
     }
 
@@ -353,10 +385,35 @@ mod tests {
     }
 
     #[test]
+    fn priority_is_a_way_of_its_own() {
+        // As measured: bert beside vit, plainly and with bert first.
+        let rows = tt(6.1, 81.0, "")
+            + &tt(7.8, 69.0, r#","first":0"#)
+            + &tt(7.2, 70.0, r#","sms_a":132,"sms_b":96,"first":0"#);
+        let [one] = &advice(&rows)[..] else { panic!("one set") };
+        assert_eq!(one.unconfined().map(|w| w.speeds.clone()), Some(vec![0.61, 0.81]));
+        assert_eq!(one.choice, Ok(1));
+        let first = Way { first: Some(0), sms: None };
+        assert_eq!(one.configurations[1].way, first);
+        assert_eq!(one.configurations[2].way, Way { sms: Some(vec![132, 96]), ..first });
+        // The index is that of the sorted set.
+        let turned = r#"{"k":"tt","a":"b","batch_a":4,"b":"a","batch_b":8,"first":1,"ra":{"it_s":69},"rb":{"it_s":7.8}}"#;
+        let [same] = &advice(&(tt(6.1, 81.0, "") + turned))[..] else { panic!("one set") };
+        assert_eq!(same.configurations[..], one.configurations[..2]);
+        // Two of a kind: it does not matter which of them had it.
+        let twins = r#"{"k":"tt","a":"a","batch_a":8,"b":"a","batch_b":8,"first":1,"ra":{"it_s":5},"rb":{"it_s":8}}"#;
+        let [twins] = &advice(twins)[..] else { panic!("one set") };
+        assert_eq!(twins.configurations[0].way.first, Some(0));
+        assert_eq!(twins.configurations[0].speeds, [0.8, 0.5]);
+        let wrong = parse(&tt(1.0, 1.0, r#","first":2"#)).unwrap_err().to_string();
+        assert_eq!(wrong, "line 1: first is 2, expected the index of one of 2 tasks");
+    }
+
+    #[test]
     fn the_same_set_in_another_order_is_the_same() {
         let turned = r#"{"k":"tt","a":"b","batch_a":4,"b":"a","batch_b":8,"sms_a":92,"sms_b":40,"ra":{"it_s":80},"rb":{"it_s":8}}"#;
         let [one] = &advice(&(tt(8.0, 60.0, "") + turned))[..] else { panic!("one set") };
-        assert_eq!(one.configurations[1].sms, Some(vec![40, 92]));
+        assert_eq!(one.configurations[1].way.sms, Some(vec![40, 92]));
         assert_eq!(one.choice, Ok(1));
         // Two runs of the same configuration count as their mean.
         let [again] = &advice(&(tt(8.0, 60.0, "") + &tt(6.0, 80.0, "")))[..] else { panic!("one") };
@@ -398,7 +455,7 @@ mod tests {
         let rows = row(r#""sms_a":132,"sms_b":132"#) + "\n" + &row(r#""sms_a":48,"sms_b":84"#);
         let [one] = &advice(&rows)[..] else { panic!("one set") };
         assert_eq!(
-            one.configurations.iter().map(|w| w.sms.clone()).collect::<Vec<_>>(),
+            one.configurations.iter().map(|w| w.way.sms.clone()).collect::<Vec<_>>(),
             [None, Some(vec![48, 84])]
         );
         assert_eq!(one.choice, Ok(0));

@@ -243,7 +243,19 @@ impl Atlas {
         };
         match row {
             Row::Solo(_) | Row::Alone(_) | Row::Closed(_) | Row::Group(_) => None,
-            Row::Trainings(Trainings { a, batch_a, b, batch_b, sms_a, sms_b, ra, rb }) => {
+            // What priority does is known from other measurements (`contention::Mechanisms`).
+            Row::Trainings(Trainings { first: Some(_), .. }) => None,
+            Row::Trainings(Trainings {
+                a,
+                batch_a,
+                b,
+                batch_b,
+                sms_a,
+                sms_b,
+                first: None,
+                ra,
+                rb,
+            }) => {
                 let kind = PairKind::Trainings;
                 let one = self.training(a, *batch_a, *sms_a)?;
                 let two = self.training(b, *batch_b, *sms_b)?;
@@ -275,7 +287,7 @@ impl Atlas {
 
     /// The tenants of a group of known tasks with their speeds.
     fn read_group(&self, row: &Row, session: &Session) -> Option<Vec<(Tenant, f64)>> {
-        let Row::Group(Group { tasks, batches, sms, r }) = row else { return None };
+        let Row::Group(Group { tasks, batches, sms, first: None, r }) = row else { return None };
         let tenant = |(i, ((name, batch), rate)): (usize, ((&String, &u32), &Rate))| {
             let tenant = self.training(name, *batch, sms.as_ref().map(|sms| sms[i]))?;
             let alone = session.it_s(name, *batch);

@@ -87,6 +87,9 @@ pub struct Trainings {
     /// SMs that `b` was confined to, if it was.
     #[serde(default)]
     pub sms_b: Option<u32>,
+    /// The task with priority, if one had it: 0 = `a`, 1 = `b`.
+    #[serde(default)]
+    pub first: Option<usize>,
     /// Result of `a`.
     pub ra: Rate,
     /// Result of `b`.
@@ -103,6 +106,9 @@ pub struct Group {
     /// SMs that each was confined to, if they were.
     #[serde(default)]
     pub sms: Option<Vec<u32>>,
+    /// Index of the task with priority, if one had it.
+    #[serde(default)]
+    pub first: Option<usize>,
     /// Result of each.
     pub r: Vec<Rate>,
 }
@@ -258,6 +264,7 @@ impl Row {
                 if r.sms_a.is_some() != r.sms_b.is_some() {
                     return Err("one of `sms_a` and `sms_b` is missing".into());
                 }
+                one_of(r.first, 2)?;
                 all([r.ra.check(), r.rb.check()])
             }
             Self::Group(r) => {
@@ -267,6 +274,7 @@ impl Row {
                 if r.sms.as_ref().is_some_and(|sms| sms.len() != r.tasks.len()) {
                     return Err("`tasks` and `sms` differ in length".into());
                 }
+                one_of(r.first, r.tasks.len())?;
                 all(r.batches.iter().map(|b| whole("batches", *b)))?;
                 all(r.r.iter().map(|rate| rate.check()))
             }
@@ -316,6 +324,13 @@ fn positive(name: &str, v: f64) -> Result<(), String> {
 fn not_negative(name: &str, v: f64) -> Result<(), String> {
     let ok = v.is_finite() && v >= 0.0;
     if ok { Ok(()) } else { Err(format!("{name} is {v}, expected 0 or more")) }
+}
+
+fn one_of(first: Option<usize>, tasks: usize) -> Result<(), String> {
+    match first.filter(|i| *i >= tasks) {
+        Some(i) => Err(format!("first is {i}, expected the index of one of {tasks} tasks")),
+        None => Ok(()),
+    }
 }
 
 fn whole(name: &str, v: u32) -> Result<(), String> {

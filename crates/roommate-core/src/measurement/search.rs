@@ -1,16 +1,17 @@
-//! Which partition of a GPU to try next for tasks that were measured side by side: where a task is
-//! slowed down too much, the others are confined to fewer SMs until it is not, or until they are.
+//! Which way to share a GPU to try next for tasks that were measured side by side: where a task is
+//! slowed down too much, it gets priority, and the others are confined to fewer SMs until it is
+//! not, or until they are.
 
-use crate::measurement::advice::Configuration;
+use crate::measurement::advice::{Configuration, Way};
 
 /// Partitions consist of groups of this many SMs.
 pub const GRAIN: u32 = 8;
 /// SMs of the smallest partition that is tried.
 pub const LEAST: u32 = 32;
-/// Below this slowdown no partition can help.
+/// Below this slowdown nothing can help.
 const MIN_SLOWDOWN: f64 = 1.1;
-/// No partition gets more done than this many times the unpartitioned throughput.
-const MAX_PARTITION_GAIN: f64 = 1.2;
+/// No way gets more done than this many times the plain throughput.
+const MAX_GAIN: f64 = 1.2;
 /// Factor by which the victim has to exceed its required speed, so that it still does when measured
 /// again.
 const SPEED_MARGIN: f64 = 1.03;
@@ -22,17 +23,30 @@ pub struct Search {
     pub gpu: u32,
     /// Largest slowdown relative to alone that any task may have.
     pub bound: f64,
-    /// Largest number of partitions tried for a set.
+    /// Largest number of ways tried for a set.
     pub tries: usize,
+    /// Whether tasks can have priority.
+    pub priority: bool,
 }
 
-/// Where the victim (the slowest task) runs.
+/// Where the victim runs.
 #[derive(Clone, Copy, PartialEq)]
 enum Victim {
     /// On all SMs.
     Everywhere,
     /// On the SMs that the others do not have.
     Apart,
+}
+
+/// Ways that differ in one number: the SMs to which all tasks but the victim are confined.
+#[derive(Clone, Copy)]
+struct Family {
+    victim: usize,
+    runs: Victim,
+    /// The task with priority.
+    first: Option<usize>,
+    /// Whether it begins with the others unconfined; otherwise that is not worth a try.
+    from_whole: bool,
 }
 
 /// Result for a set with the other tasks confined to `others_in` SMs.
@@ -45,54 +59,83 @@ struct Point {
 }
 
 impl Search {
-    /// The number of SMs that each task should have next, all of them meaning that it is not
-    /// confined; `None` if nothing more is likely to help. The configurations have to include the
-    /// unpartitioned one.
-    pub fn next(&self, configurations: &[Configuration]) -> Option<Vec<u32>> {
-        let free = configurations.iter().find(|w| w.sms.is_none())?;
-        let tried = configurations.iter().filter(|w| w.sms.is_some()).count();
-        let out_of_reach = MAX_PARTITION_GAIN * free.sum() * self.bound < free.speeds.len() as f64;
-        let slowest =
-            (0..free.speeds.len()).min_by(|a, b| free.speeds[*a].total_cmp(&free.speeds[*b]))?;
+    /// The way to try next; `None` if nothing more is likely to help. The configurations have to
+    /// include the plain one.
+    pub fn next(&self, configurations: &[Configuration]) -> Option<Way> {
+        let free = configurations.iter().find(|w| w.way.is_plain())?;
+        let members = free.speeds.len();
+        let out_of_reach = MAX_GAIN * free.sum() * self.bound < members as f64;
+        let slowest = (0..members).min_by(|a, b| free.speeds[*a].total_cmp(&free.speeds[*b]))?;
+        let tried = configurations.len() - 1;
         if tried >= self.tries || out_of_reach || free.speeds[slowest] * MIN_SLOWDOWN >= 1.0 {
             return None;
         }
-        [Victim::Everywhere, Victim::Apart].into_iter().find_map(|kind| {
-            let mut points: Vec<Point> =
-                configurations.iter().filter_map(|w| self.point(w, slowest, kind)).collect();
+        self.families(members, slowest).into_iter().find_map(|family| {
+            let points = configurations.iter().filter_map(|w| self.point(w, family));
+            let mut points: Vec<Point> = points.collect();
             points.sort_by_key(|p| p.others_in);
-            let others_in = self.others_in(&points, kind)?;
-            let victim_in = if kind == Victim::Apart { self.gpu - others_in } else { self.gpu };
-            let mut parts = vec![others_in; free.speeds.len()];
-            parts[slowest] = victim_in;
-            Some(parts)
+            if points.is_empty() && family.from_whole {
+                return Some(Way { first: family.first, sms: None });
+            }
+            let others_in = self.others_in(&points, family.runs)?;
+            let apart = family.runs == Victim::Apart;
+            let mut parts = vec![others_in; members];
+            parts[family.victim] = if apart { self.gpu - others_in } else { self.gpu };
+            Some(Way { first: family.first, sms: Some(parts) })
         })
     }
 
-    /// Partitions that are worth measuring again, the best first.
-    pub fn again<'a>(
-        &self,
-        configurations: &'a [Configuration],
-    ) -> impl Iterator<Item = &'a [u32]> {
-        let slowest = |w: &Configuration| w.slowdowns().fold(0.0, f64::max);
-        let near = |w: &&Configuration| w.sms.is_some() && slowest(w) <= SPEED_MARGIN * self.bound;
-        let mut near: Vec<&Configuration> = configurations.iter().filter(near).collect();
-        near.sort_by(|a, b| b.sum().total_cmp(&a.sum()));
-        near.into_iter().filter_map(|w| w.sms.as_deref())
+    /// In the order in which they are tried.
+    fn families(&self, members: usize, slowest: usize) -> Vec<Family> {
+        let mut families = Vec::new();
+        let held =
+            Family { victim: slowest, runs: Victim::Everywhere, first: None, from_whole: false };
+        let others = (0..members).filter(|i| *i != slowest);
+        if self.priority {
+            families.push(Family { first: Some(slowest), from_whole: true, ..held });
+            if members == 2 {
+                // Where priority alone gives the slowest too much.
+                let other = 1 - slowest;
+                families.push(Family {
+                    victim: other,
+                    first: Some(slowest),
+                    from_whole: true,
+                    ..held
+                });
+            }
+            // Others that are confined may go first there: the slowest has the rest of the SMs.
+            families.extend(others.map(|i| Family { first: Some(i), ..held }));
+        }
+        families.extend([held, Family { runs: Victim::Apart, ..held }]);
+        families
     }
 
-    fn point(&self, configuration: &Configuration, victim: usize, kind: Victim) -> Option<Point> {
+    /// Ways other than the plain one that are worth measuring again, the best first.
+    pub fn again<'a>(&self, configurations: &'a [Configuration]) -> impl Iterator<Item = &'a Way> {
+        let slowest = |w: &Configuration| w.slowdowns().fold(0.0, f64::max);
+        let near =
+            |w: &&Configuration| !w.way.is_plain() && slowest(w) <= SPEED_MARGIN * self.bound;
+        let mut near: Vec<&Configuration> = configurations.iter().filter(near).collect();
+        near.sort_by(|a, b| b.sum().total_cmp(&a.sum()));
+        near.into_iter().map(|w| &w.way)
+    }
+
+    fn point(&self, configuration: &Configuration, family: Family) -> Option<Point> {
+        let Family { victim, runs, first, .. } = family;
+        if configuration.way.first != first {
+            return None;
+        }
         let mut others = configuration.speeds.clone();
         let speed = others.remove(victim);
         let slowest = others.into_iter().fold(f64::INFINITY, f64::min);
         let point = |others_in| Point { others_in, victim: speed, others: slowest };
-        let Some(sms) = &configuration.sms else {
-            return (kind == Victim::Everywhere).then(|| point(self.gpu));
+        let Some(sms) = &configuration.way.sms else {
+            return (runs == Victim::Everywhere).then(|| point(self.gpu));
         };
         let mut parts = sms.clone();
         let victim_in = parts.remove(victim);
         let others_in = parts[0];
-        let here = match kind {
+        let here = match runs {
             Victim::Everywhere => victim_in == self.gpu,
             Victim::Apart => victim_in + others_in == self.gpu,
         };
@@ -141,29 +184,46 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const H200: Search = Search { gpu: 132, bound: 1.5, tries: 6 };
+    const H200: Search = Search { gpu: 132, bound: 1.5, tries: 6, priority: false };
+    const FIRST: Search = Search { priority: true, ..H200 };
 
-    fn configuration(sms: Option<Vec<u32>>, speeds: Vec<f64>) -> Configuration {
+    fn configuration(way: Way, speeds: Vec<f64>) -> Configuration {
         let errors = vec![0.0; speeds.len()];
-        Configuration { sms, speeds, errors, sum_error: 0.0 }
+        Configuration { way, speeds, errors, sum_error: 0.0 }
     }
 
-    /// Every partition tried for a set that runs at the speeds of `does`.
+    /// Every way tried for a set that runs at the speeds of `does`, with the task that has
+    /// priority.
+    fn tried_with(
+        search: Search,
+        members: usize,
+        does: impl Fn(&[u32], Option<usize>) -> Vec<f64>,
+    ) -> Vec<Configuration> {
+        let of = |way: Way| {
+            let whole = vec![search.gpu; members];
+            let speeds = does(way.sms.as_ref().unwrap_or(&whole), way.first);
+            configuration(way, speeds)
+        };
+        let mut configurations = vec![of(Way::default())];
+        while let Some(way) = search.next(&configurations) {
+            assert!(configurations.len() <= search.tries, "{configurations:?}");
+            assert!(configurations.iter().all(|w| w.way != way), "{configurations:?}");
+            configurations.push(of(way));
+        }
+        configurations
+    }
+
+    /// The same without priority.
     fn tried(
         search: Search,
         members: usize,
         does: impl Fn(&[u32]) -> Vec<f64>,
     ) -> Vec<Configuration> {
-        let mut configurations = vec![configuration(None, does(&vec![search.gpu; members]))];
-        while let Some(parts) = search.next(&configurations) {
-            assert!(configurations.len() <= search.tries, "{configurations:?}");
-            configurations.push(configuration(Some(parts.clone()), does(&parts)));
-        }
-        configurations
+        tried_with(search, members, |parts, _| does(parts))
     }
 
     fn parts(configurations: &[Configuration]) -> Vec<Vec<u32>> {
-        configurations.iter().filter_map(|w| w.sms.clone()).collect()
+        configurations.iter().filter_map(|w| w.way.sms.clone()).collect()
     }
 
     fn allowed(search: &Search, configuration: &Configuration) -> bool {
@@ -195,7 +255,7 @@ mod tests {
         assert!(!good.is_empty(), "{configurations:?}");
         assert_eq!(
             H200.again(&configurations).next(),
-            good.iter().max_by(|a, b| a.sum().total_cmp(&b.sum())).and_then(|w| w.sms.as_deref())
+            good.iter().max_by(|a, b| a.sum().total_cmp(&b.sum())).map(|w| &w.way)
         );
     }
 
@@ -208,6 +268,52 @@ mod tests {
         let configurations = tried(H200, 3, does);
         assert_eq!(parts(&configurations)[0], [88, 88, 132]);
         assert!(allowed(&H200, &configurations[1]), "{configurations:?}");
+    }
+
+    #[test]
+    fn priority_is_tried_before_partitions() {
+        let ways = |configurations: &[Configuration]| {
+            let way = |w: &Configuration| (w.way.first, w.way.sms.clone());
+            configurations.iter().skip(1).map(way).collect::<Vec<_>>()
+        };
+        // bert beside vit, as measured: priority is enough.
+        let bert = |p: &[u32], first: Option<usize>| match (p, first) {
+            ([132, 132], Some(0)) => vec![0.78, 0.69],
+            _ => vec![0.61, 0.61],
+        };
+        let found = tried_with(FIRST, 2, bert);
+        assert_eq!(ways(&found)[0], (Some(0), None));
+        assert!(allowed(&FIRST, &found[1]), "{found:?}");
+        // resnet18 beside gpt2: the other has to be confined as well.
+        let resnet = |p: &[u32], first: Option<usize>| match first {
+            Some(0) => {
+                let held = f64::from(132 - p[1]) / 36.0;
+                vec![0.60 + 0.13 * held, 0.77 - 0.09 * held]
+            }
+            _ => vec![0.53, 0.82],
+        };
+        let found = tried_with(FIRST, 2, resnet);
+        assert_eq!(ways(&found)[..2], [(Some(0), None), (Some(0), Some(vec![132, 88]))]);
+        assert!(found.iter().any(|w| allowed(&FIRST, w)), "{found:?}");
+        // Priority alone turns the tables: its owner is confined.
+        let turned = |p: &[u32], first: Option<usize>| match first {
+            Some(0) => vec![0.95 * f64::from(p[0]) / 132.0, 0.6 + f64::from(132 - p[0]) / 300.0],
+            _ => vec![0.6, 0.8],
+        };
+        let found = tried_with(FIRST, 2, turned);
+        assert_eq!(ways(&found)[1], (Some(0), Some(vec![88, 132])));
+        assert!(found.iter().any(|w| allowed(&FIRST, w)), "{found:?}");
+        // Otherwise each of the others in turn, where it is confined; then partitions alone.
+        let never = |_: &[u32], first: Option<usize>| match first {
+            None => vec![0.6, 0.7, 0.9],
+            Some(_) => vec![0.5; 3],
+        };
+        let all = ways(&tried_with(FIRST, 3, never));
+        let held = || Some(vec![132, 88, 88]);
+        assert_eq!(
+            all[..4],
+            [(Some(0), None), (Some(1), held()), (Some(2), held()), (None, held())]
+        );
     }
 
     proptest! {

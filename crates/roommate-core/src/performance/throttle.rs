@@ -181,9 +181,8 @@ pub fn settled(truth: &dyn Interference, state: &State, gpu: GpuIdx) -> u16 {
 
 /// Effective halt of best-effort jobs when a protected job starts beside them: while its solo speed
 /// is measured, and half of the increase to where the throttle settles.
-pub fn hold(state: &State, protected: JobIdx, settled_permille: u16) -> Span {
-    let step_s = state.alone_step_s(protected, &state.job(protected).gpus);
-    let baseline = Span::from_secs(BASELINE_STEPS * step_s).max(PERIOD);
+pub fn hold(alone_step_s: f64, settled_permille: u16) -> Span {
+    let baseline = Span::from_secs(BASELINE_STEPS * alone_step_s).max(PERIOD);
     baseline + climb(settled_permille)
 }
 

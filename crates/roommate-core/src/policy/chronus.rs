@@ -663,7 +663,7 @@ fn remaining_s(state: &State, job: JobIdx) -> Option<f64> {
 fn done_s(state: &State, job: JobIdx, ago: Span) -> f64 {
     let meter = &state.job(job).meter;
     let since = (ago.secs() / meter.step_s).min(state.done(job) - meter.done);
-    (state.done(job) - since) * state.profile(job).step_s
+    state.declared_s(job, state.done(job) - since)
 }
 
 /// Speed of a placed job on its GPUs, relative to the reference GPU.

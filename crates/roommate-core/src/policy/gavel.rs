@@ -696,7 +696,7 @@ fn note_guesses(plan: &mut Plan<'_>, job: JobIdx, runs: &[bool]) {
 
 fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span, done: f64) -> Claim {
     let spec = state.spec(job);
-    let step_s = state.profile(job).step_s.get();
+    let step_s = state.step_s(spec.profile);
     let speed = |k: u8| if can_run(state, job, k) { state.speed_on(job, k) / step_s } else { 0.0 };
     // A job without a declared length is expected to need as many steps again, at least one round.
     let unknown = done.max(round.secs() / step_s);
@@ -704,12 +704,21 @@ fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span, done: f64) ->
         gpus: f64::from(spec.gpus),
         weight: spec.weight.get().clamp(1e-3, 1e3),
         speed: gpu_models(state).map(speed).collect(),
-        left: spec.work.map_or(unknown, |w| (w - done).max(1e-6)),
+        left: steps_left(state, job, done).unwrap_or(unknown),
         age_s: (state.now - state.job(job).submitted).secs(),
         isolated_s,
         deadline_s: spec.deadline.map(|d| d.secs() - state.now.secs()),
         team: spec.team,
     }
+}
+
+/// Steps that a job with a declared length has left. Where the length of a step is not known, as
+/// many of the believed one as fill the declared length.
+fn steps_left(state: &State, job: JobIdx, done: f64) -> Option<f64> {
+    let left = (state.spec(job).work? - done).max(1e-6);
+    let is_known = !state.profile(job).step_unknown;
+    let filled = || state.declared_s(job, left) / state.step_s(state.spec(job).profile);
+    Some(if is_known { left } else { filled() })
 }
 
 /// These jobs as tenants of the same GPUs, for the belief.
@@ -736,7 +745,7 @@ fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], gpu_model: u8) -> [f64; 2] {
         return [0.0; 2];
     }
     let speed = |i: usize| {
-        let alone = plan.speed_on(pair[i], gpu_model) / plan.profile(pair[i]).step_s;
+        let alone = plan.speed_on(pair[i], gpu_model) / plan.step_s(plan.spec(pair[i]).profile);
         alone * plan.belief.speed(plan, gpu_model, &tenants, i).mean
     };
     [speed(0), speed(1)]

@@ -23,13 +23,15 @@
 //! come in. `mps-split` gives every job one of `max_tasks` equal slots, because the share of a
 //! running MPS client cannot be changed. An idle GPU is always preferred, except by
 //! `random-colocate`. The studies with these baselines have one service on each GPU, so a random
-//! GPU for a service is one without another service.
+//! GPU for a service is one without another service. `kernel-est` takes in a sample when it is next
+//! asked, with the roommates of that moment; one of those it was measured with may have left.
 
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, JobIdx};
 use crate::job::Class;
 use crate::knobs::Knobs;
 use crate::math::rng::Rng;
+use crate::performance::slowdown_line::{SlowdownLine, Use};
 use crate::placement;
 use crate::plan::Plan;
 use crate::policy::{Fuzz, Policy};
@@ -108,48 +110,12 @@ fn fuzz(f: &mut Fuzz<'_>) {
     f.pick("util_default", &[0.1, 0.3, 0.9]);
 }
 
-/// SM and memory bandwidth utilisation of a profile.
-type Use = [f64; 2];
-
-/// Slowdown minus 1 as a linear function of two products of utilisations, fitted by least squares.
-#[derive(Clone, Copy, Debug)]
-struct Slowdown {
-    /// Sums of products of the two inputs x and y: x², xy, y².
-    inputs: [f64; 3],
-    /// Sums of each input × (measured slowdown minus 1).
-    outcomes: [f64; 2],
-}
-
-impl Slowdown {
-    /// Weight of the prior, in measurements. Before the first measurement, each product predicts a
-    /// slowdown of 1 plus its own value: two jobs that fill only the SMs take twice as long.
-    const PRIOR: f64 = 2.0;
-
-    fn new() -> Self {
-        Self { inputs: [Self::PRIOR, 0.0, Self::PRIOR], outcomes: [Self::PRIOR; 2] }
-    }
-
-    fn learn(&mut self, [x, y]: Use, slowdown: f64) {
-        let add = [x * x, x * y, y * y];
-        self.inputs.iter_mut().zip(add).for_each(|(sum, a)| *sum += a);
-        self.outcomes[0] += x * slowdown;
-        self.outcomes[1] += y * slowdown;
-    }
-
-    fn predict(&self, [x, y]: Use) -> f64 {
-        let ([a, b, d], [p, q]) = (self.inputs, self.outcomes);
-        // The prior keeps the matrix from being singular.
-        let determinant = a * d - b * b;
-        (x * (d * p - b * q) + y * (a * q - b * p)) / determinant
-    }
-}
-
 struct Colocate {
     params: Params,
     /// Waiting jobs with a random seed each, so that a repeated attempt to place a job draws no new
     /// numbers.
     waiting: BTreeMap<JobIdx, u64>,
-    slowdown: Slowdown,
+    slowdown: SlowdownLine,
     /// GPUs with room, best first: whether the job would be a second service there, and the price.
     open: Vec<(bool, f64, GpuIdx)>,
 }
@@ -161,7 +127,12 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !(0.0..=1.0).contains(&params.util_default) {
         return Err("util_default: expected 0 to 1".into());
     }
-    Ok(Colocate { params, waiting: BTreeMap::new(), slowdown: Slowdown::new(), open: Vec::new() })
+    Ok(Colocate {
+        params,
+        waiting: BTreeMap::new(),
+        slowdown: SlowdownLine::default(),
+        open: Vec::new(),
+    })
 }
 
 impl Policy for Colocate {
@@ -385,7 +356,7 @@ mod tests {
 
     #[test]
     fn the_slowdown_is_fitted_to_measurements() {
-        let mut slowdown = Slowdown::new();
+        let mut slowdown = SlowdownLine::default();
         assert!((slowdown.predict([0.5, 0.0]) - 0.5).abs() < 1e-9);
         // The slowdown minus 1 is twice the memory product.
         for i in 0..400 {

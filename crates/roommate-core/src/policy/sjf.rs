@@ -53,8 +53,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 }
 
 fn declared_length(state: &State, job: JobIdx) -> u64 {
-    let seconds = state.spec(job).work.map(|steps| steps * state.profile(job).step_s);
-    key_of_secs(seconds.unwrap_or(f64::INFINITY))
+    key_of_secs(state.length_s(job).unwrap_or(f64::INFINITY))
 }
 
 #[cfg(test)]

@@ -382,7 +382,7 @@ impl Synergy {
                 micros(shares.into_iter().fold(0.0, f64::max) * 1e3)
             }
             Order::Ftf => {
-                let alone_s = plan.spec(job).work.unwrap_or_default() * plan.profile(job).step_s;
+                let alone_s = plan.length_s(job).unwrap_or(0.0);
                 let waited_s = (plan.now - plan.job(job).submitted).secs();
                 let ratio = (waited_s + self.remaining_s(plan, job)) / alone_s.max(1e-6);
                 let ratio = micros(ratio * 1e3);

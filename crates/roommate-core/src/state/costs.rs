@@ -25,8 +25,17 @@ pub struct Costs {
     /// Whether a job that is being started leaves its roommates alone until it is: what a process
     /// does before its first step, it does on CPUs.
     pub quiet_start: bool,
+    /// Most tenants that one GPU may have.
+    pub max_tenants: u8,
     /// What published simulators do and no cluster; the default is none of it.
     pub quirks: Quirks,
+}
+
+impl Costs {
+    /// Most tenants of a GPU, unless said.
+    pub const USUAL_TENANTS: u8 = 4;
+    /// The largest such limit: what tenants cost each other is summed over all sets of them.
+    pub const MOST_TENANTS: u8 = 16;
 }
 
 impl Default for Costs {
@@ -41,6 +50,7 @@ impl Default for Costs {
             host_mib_s: 12_000,
             backoff: Span::from_secs(30.0),
             quiet_start: false,
+            max_tenants: Self::USUAL_TENANTS,
             quirks: Quirks::default(),
         }
     }
@@ -116,6 +126,13 @@ struct Written {
     ends_together: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     quiet_start: bool,
+    #[serde(skip_serializing_if = "are_usual")]
+    max_tenants: u8,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn are_usual(max_tenants: &u8) -> bool {
+    *max_tenants == Costs::USUAL_TENANTS
 }
 
 impl Default for Written {
@@ -140,6 +157,7 @@ impl From<Costs> for Written {
             round,
             ends_together,
             quiet_start: costs.quiet_start,
+            max_tenants: costs.max_tenants,
         }
     }
 }
@@ -156,6 +174,7 @@ impl From<Written> for Costs {
             host_mib_s: written.host_mib_s,
             backoff: written.backoff,
             quiet_start: written.quiet_start,
+            max_tenants: written.max_tenants.clamp(1, Self::MOST_TENANTS),
             quirks: Quirks { charge, round, ends_together },
         }
     }
@@ -175,10 +194,10 @@ mod tests {
         let quirks =
             Quirks { charge: Charge::EveryStep, round: Some(Span(300)), ends_together: true };
         let migrate = Some(Span(7));
-        let odd = Costs { migrate, quiet_start: true, quirks, ..Costs::default() };
+        let odd = Costs { migrate, quiet_start: true, max_tenants: 8, quirks, ..Costs::default() };
         let text = serde_json::to_string(&odd).unwrap();
         assert!(
-            text.ends_with(r#""round":300,"ends_together":true,"quiet_start":true}"#),
+            text.ends_with(r#""ends_together":true,"quiet_start":true,"max_tenants":8}"#),
             "{text}"
         );
         assert_eq!(serde_json::from_str::<Costs>(&text).unwrap(), odd);

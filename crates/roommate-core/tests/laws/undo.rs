@@ -97,6 +97,10 @@ impl Policy for Hesitant {
         plan.undo_to(mark);
         self.0.schedule(plan);
     }
+
+    fn asks_again(&self) -> bool {
+        self.0.asks_again()
+    }
 }
 
 #[test]

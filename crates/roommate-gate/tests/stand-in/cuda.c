@@ -3,7 +3,7 @@
  * once the time has come.
  *
  * It writes into the file that STANDIN_LOG names, which all processes share, what it saw; see
- * `struct log`. STANDIN_KERNEL_US is the length of a kernel (0 = done at once, and nothing is
+ * `struct log`. STANDIN_KERNEL_US is the length of a kernel, of which function 0x109 takes 100 (0 = done at once, and nothing is
  * logged, to measure the cost of a call), STANDIN_FAIL the name of a function that fails.
  */
 #define _GNU_SOURCE
@@ -72,6 +72,7 @@ static int launch(void *function, uint64_t figure, unsigned kernels)
 {
     if (function == (void *)0xbad) return LAUNCH_FAILED;
     if (!kernel_ns) return OK;
+    if (function == (void *)0x109) kernels *= 100;
     add(&seen->sum, figure);
     if (capturing) {
         add(&seen->captured, 1);

@@ -5,7 +5,8 @@
  * WAY: dlsym, main (dlsym of the program itself), default (RTLD_DEFAULT), v1, v2 (cuGetProcAddress),
  * own (the same, for the variants of the thread's own stream), linked (with -lcuda).
  * WHAT: kernel, ex, cooperative, graph, all (in turn), fork (all, in a child after some in the
- * parent), capture (kernels while streams capture), once (each launch once), cost (ns of a launch).
+ * parent), mixed (290 short kernels and then ten that are 100 times as long, again and again),
+ * capture (kernels while streams capture), once (each launch once), cost (ns of a launch).
  * It prints what it did: launches, refusals, and the mode of the thread.
  */
 #define _GNU_SOURCE
@@ -129,9 +130,11 @@ static void *loop(void *unused)
     static const char *turns[] = {"kernel", "ex", "cooperative", "graph"};
     int turn = -1;
     for (int i = 0; i < 4; i++) if (!strcmp(what, turns[i]) || !strcmp(what, "capture")) turn = i;
-    if (!strcmp(what, "capture")) turn = 0;
+    int mixed = !strcmp(what, "mixed");
+    if (mixed || !strcmp(what, "capture")) turn = 0;
     for (uint64_t i = 0; now() < end && (!limit || i < limit); i++) {
-        if (launch(turn < 0 ? (int)(i % 4) : turn, (void *)1))
+        void *f = mixed && i % 300 >= 290 ? (void *)0x109 : (void *)1;
+        if (launch(turn < 0 ? (int)(i % 4) : turn, f))
             __atomic_add_fetch(&refused, 1, __ATOMIC_RELAXED);
         __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
     }

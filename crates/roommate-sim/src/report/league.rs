@@ -33,6 +33,8 @@ pub struct League {
 
 /// A metric of all runs.
 pub struct Column {
+    /// Key of the metric.
+    pub key: &'static str,
     /// Column heading.
     pub head: &'static str,
     /// Unit, as in [`Row`].
@@ -48,19 +50,28 @@ pub struct Column {
 impl League {
     /// The league of runs with these metrics, sorted by the metric with key `sort`.
     pub fn new(runs: &[Vec<Row>], sort: &str) -> Self {
-        let shown = |(key, head): &(&str, &'static str)| {
+        let shown = |(key, head): &(&'static str, &'static str)| {
             Column::new(runs, key, head).filter(|c| c.matters(runs))
         };
         Self { order: sorted(runs, sort), columns: FIGURES.iter().filter_map(shown).collect() }
     }
+
+    /// Adds a row of which only one metric is known, and which does not compete; returns its index.
+    pub fn add(&mut self, key: &str, value: f64) -> usize {
+        for column in &mut self.columns {
+            column.values.push((column.key == key).then_some(value));
+            column.best.push(false);
+        }
+        self.columns.first().map_or(0, |c| c.values.len() - 1)
+    }
 }
 
 impl Column {
-    fn new(runs: &[Vec<Row>], key: &str, head: &'static str) -> Option<Self> {
+    fn new(runs: &[Vec<Row>], key: &'static str, head: &'static str) -> Option<Self> {
         let row = runs.first()?.iter().find(|r| r.key == key)?;
         let values = values(runs, key);
         let best = best(&values, row.better);
-        Some(Self { head, unit: row.unit, better: row.better, values, best })
+        Some(Self { key, head, unit: row.unit, better: row.better, values, best })
     }
 
     /// Whether the metric is informative: "finished" is left out if all jobs finished.

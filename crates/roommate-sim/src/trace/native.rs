@@ -12,6 +12,7 @@ use super::layout::RowReader;
 use super::lines::Source;
 use super::{Observed, Status, TraceClass, TraceJob, TraceService};
 use crate::serving::requests::Bursts;
+use roommate_core::job::GUARANTEED_SLOWDOWN;
 use roommate_core::performance::goodput::{LrRule, Noise, Training};
 use serde::{Deserialize, Serialize, Serializer};
 use std::io::{self, Write};
@@ -91,7 +92,7 @@ macro_rules! optional {
 optional! {
     numbers: gpus_max, scaling, steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s,
         stage_network_s, deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli,
-        gpu_milli, machines, gpu_util, fair_share_s, slo_ms, timeout_ms, warm_up_s, batch_min,
+        gpu_milli, machines, gpu_util, fair_share_s, max_slowdown, slo_ms, timeout_ms, warm_up_s, batch_min,
         batch_max, noise_scale, noise_scale_end;
     texts: model, team, user, class, status, kinds, soft_deadlines, failure, load, bursts, requests,
         lr_rule, mem_by_batch;
@@ -218,7 +219,15 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
     job.model = more.model;
     job.team = more.team;
     job.user = more.user;
-    job.class = name("class", more.class)?.unwrap_or(TraceClass::Guaranteed);
+    let class = name("class", more.class)?;
+    let at_least_1 = |v: f64| {
+        if v >= 1.0 { Ok(v) } else { Err(Problem::expected("a number from 1", &v.to_string())) }
+    };
+    let asked = maybe("max_slowdown", more.max_slowdown, at_least_1)?;
+    // Whoever writes that a job is guaranteed means it.
+    let promised = (class == Some(TraceClass::Guaranteed)).then_some(GUARANTEED_SLOWDOWN);
+    job.max_slowdown = asked.or(promised);
+    job.class = class.unwrap_or(TraceClass::Guaranteed);
     job.status = name::<Status>("status", more.status)?;
     let service = TraceService {
         slo_ms: maybe("slo_ms", more.slo_ms, positive)?,
@@ -416,6 +425,7 @@ fn to_raw(job: &TraceJob) -> Raw {
             machines: known(job.observed().machines, 0),
             gpu_util: job.observed().gpu_util,
             fair_share_s: job.observed().fair_share_s,
+            max_slowdown: job.max_slowdown,
             failure: job.observed().failure.clone(),
             slo_ms: service.and_then(|s| s.slo_ms),
             timeout_ms: service.and_then(|s| s.timeout_ms),
@@ -519,6 +529,7 @@ mod tests {
             (class, status) in (0..TraceClass::ALL.len(), option::of(0..Status::ALL.len())),
             (deadline_us, value, weight) in
                 (option::of(time_us()), option::of(0.0f64..1e300), 0.0f64..9.0),
+            max_slowdown in option::of(1.0f64..100.0),
             soft_deadlines in prop::collection::vec((time_us(), 0.0f64..100.0), 0..3),
             (queue_s, attempts) in (option::of(0.0f64..1e9), any::<u32>()),
             (batch, mem_mib, cpu_milli) in any::<(u32, u32, u32)>(),
@@ -550,7 +561,7 @@ mod tests {
             let status = status.map(|i| Status::ALL[i]);
             TraceJob {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
-                user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
+                user, class, max_slowdown, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
                 mem_mib, cpu_milli, gpu_milli, gpu_models: kinds, gpus_max, scaling,
                 sensitivity: None, model_speed: Vec::new(), service, training,
                 observed: Observed {

@@ -25,7 +25,7 @@ impl World {
         for gpu in gpus.iter().filter(|g| throttle::is_protected(state, **g)) {
             let settled = throttle::settled(&*self.truth, state, *gpu);
             let (span, tenants) = if protected {
-                (throttle::hold(state, job, settled), &state.gpu(*gpu).tenants[..])
+                (throttle::hold(self.true_step_s(job), settled), &state.gpu(*gpu).tenants[..])
             } else {
                 (throttle::climb(settled), std::slice::from_ref(&job))
             };
@@ -58,7 +58,7 @@ impl World {
         let quiet = state.costs.quiet_start;
         let away = |t: JobIdx| quiet && !self.running.contains(t);
         let held = |t: JobIdx| self.live[t].held_until > now;
-        let alone = state.alone_step_s(job, gpus);
+        let alone = self.true_step_s(job);
         let speed = if self.live[job].slot.is_some() {
             // The speed of a service depends on its batch size even when it is alone.
             self.batch_speed(now, job, state.job(job).knobs.batch)
@@ -103,14 +103,17 @@ impl World {
     }
 
     /// The sample that a running job reports now.
-    pub(super) fn sample(&self, now: Time, job: JobIdx) -> Sample {
+    pub(super) fn sample(&mut self, now: Time, job: JobIdx) -> Sample {
+        let has_training = self.training(job).is_some();
+        let step_s =
+            if has_training { self.steps(now, job).1 } else { self.live[job].meter.step_s };
+        let step_s = Number::of(self.scattered_s(job, step_s).min(STANDSTILL_S));
         let Some(training) = self.training(job) else {
-            let step_s = Number::of(self.live[job].meter.step_s.min(STANDSTILL_S));
             return Sample { step_s, ..Sample::default() };
         };
         let batch = training.batch_of(self.engine.state().job(job).knobs);
         Sample {
-            step_s: Number::of(self.steps(now, job).1.min(STANDSTILL_S)),
+            step_s,
             noise_scale: Number32::of(self.live[job].noise_scale),
             mem_mib: training.mem_mib(batch).unwrap_or(0),
             batch,
@@ -118,7 +121,11 @@ impl World {
         }
     }
 
+    /// Reports a change of pace at once; in a blind run the job is measured later.
     pub(super) fn report_pace(&mut self, now: Time, job: JobIdx) {
+        if self.is_blind(job) {
+            return;
+        }
         let sample = self.sample(now, job);
         self.facts.push(Event::Sampled { job, sample });
     }

@@ -28,7 +28,7 @@ impl World {
         let reference = state.profile(job).serving.map_or(1, |s| s.batch);
         let batch = if knobs.batch == 0 { reference } else { knobs.batch };
         let gpus = &self.live[job].gpus;
-        let alone = state.alone_step_s(job, gpus);
+        let alone = self.true_step_s(job);
         let times = Services::sizes(batch).map(|n| alone / self.batch_speed(now, job, n));
         let times: SmallVec<[f64; 16]> = times.collect();
         let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);

@@ -10,12 +10,12 @@ use std::fmt::Write as _;
 
 /// Groups of commands; in each group the commands that are used first come first.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Simulate", &["compare", "sim", "policies", "report", "explain", "replay", "oracle"]),
+    ("Simulate", &["compare", "sim", "policies", "report", "explain", "replay", "bound", "oracle"]),
     (
         "This machine",
         &[
             "run", "up", "submit", "top", "ps", "describe", "logs", "events", "suspend", "resume",
-            "resize", "cancel", "down", "token", "doctor",
+            "resize", "cancel", "down", "token", "doctor", "learned",
         ],
     ),
     ("Measure", &["profile", "predict"]),

@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand, ValueEnum};
 use roommate_agent::api::caller::group_id;
 use roommate_agent::api::job_file::length_of;
+use roommate_agent::daemon::USUAL_TENANTS;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -72,7 +73,7 @@ pub(crate) enum DeviceKind {
 /// Policy and devices of a machine.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Deciding {
-    /// The policy; gandiva, unless given
+    /// The policy; that of the mix or of the existing state, or roommate, unless given
     #[arg(long, short)]
     pub(crate) policy: Option<String>,
     /// Set a parameter of the policy: name=value, the value as JSON or plain text
@@ -97,6 +98,9 @@ pub(crate) struct Deciding {
     /// Seconds until a job is retried after its first failure; doubles with each further failure
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = super::seconds)]
     pub(crate) backoff: f64,
+    /// Most jobs on one device
+    #[arg(long, default_value_t = USUAL_TENANTS, value_name = "N", value_parser = super::tenants())]
+    pub(crate) max_tenants: u8,
     /// Seed of the policy's random numbers
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
@@ -104,6 +108,10 @@ pub(crate) struct Deciding {
     /// every file PREFIX*.jsonl; jobs name their profile with `profile: TASK@BATCH`
     #[arg(long, value_name = "PREFIX")]
     pub(crate) profiles: Option<PathBuf>,
+    /// File with what was learned of kinds of work in earlier runs, which is also written; that of
+    /// the state, unless given
+    #[arg(long, value_name = "FILE")]
+    pub(crate) learned: Option<PathBuf>,
     /// Give the policy the sensitivity of these profiles to CPU and host memory: a table with
     /// columns `model,cpus,mem_gb,rel_throughput`
     #[arg(long, value_name = "FILE", requires = "profiles")]
@@ -307,6 +315,21 @@ pub(crate) struct Doctor {
     /// Repair what can be repaired; damaged files are kept under other names
     #[arg(long)]
     pub(crate) repair: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ShowLearned {
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+    /// The file to read; that of the state, unless given
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Remove it, while no daemon runs
+    #[arg(long)]
+    pub(crate) forget: bool,
+    /// How to print it
+    #[arg(long, short, value_enum, default_value_t = crate::cli::Output::Table)]
+    pub(crate) output: crate::cli::Output,
 }
 
 #[derive(Args, Debug)]

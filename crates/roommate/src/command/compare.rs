@@ -10,6 +10,7 @@ use anyhow::Context;
 use indicatif::MultiProgress;
 use roommate_core::journal::metrics::{Metrics, Row};
 use roommate_core::policy::{self, POLICIES};
+use roommate_sim::bound::Bound;
 use roommate_sim::report;
 use roommate_sim::report::league::{self, League};
 use roommate_sim::report::view::View;
@@ -38,7 +39,8 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
     }
     let (mut runs, mut views) = run_all(&lab, &choices, args)?;
     let figures: Vec<Vec<Row>> = runs.iter().map(|r| r.metrics.rows()).collect();
-    let league = League::new(&figures, sort);
+    let mut league = League::new(&figures, sort);
+    let bound = lab.bound();
     if args.output == Output::Table || args.sort.is_some() {
         runs = reordered(runs, &league.order);
     }
@@ -52,11 +54,12 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
             let results: anyhow::Result<Vec<Value>> =
                 runs.iter().map(|r| Ok(Value::Object(r.json()?))).collect();
             map.insert("results".into(), Value::Array(results?));
+            map.insert("bound_s".into(), bound.map(|b| b.bound_s).into());
             console::print(&(serde_json::to_string_pretty(&map)? + "\n"))?;
         }
         Output::Csv => console::print(&experiment::csv(&runs))?,
         Output::Table => {
-            console::print(&shown(&runs, &league, args.wide))?;
+            console::print(&shown(&runs, &mut league, bound.as_ref(), args.wide))?;
             if args.policies.is_empty() && args.world.compat.is_none() {
                 console::say(&others());
             }
@@ -92,7 +95,7 @@ fn chosen(args: &Compare) -> anyhow::Result<Vec<Choice>> {
 /// One policy of each family, for a first look:
 /// - `fifo-backfill`: similar to the defaults of Slurm and Kubernetes, so it is the baseline;
 /// - `tiresias`: preempts without knowing durations, and most later papers compare with it;
-/// - `gandiva`: the first with time sharing, and the default of `roommate up`;
+/// - `gandiva`: the first with time sharing;
 /// - `muri-l`: packs without knowing durations (`horus` would be favoured: its predictor and the
 ///   default truth come from the same measurements);
 /// - `gavel`: with its default objective, max-min fairness;
@@ -154,20 +157,38 @@ fn reordered<T>(of: Vec<T>, order: &[usize]) -> Vec<T> {
     order.iter().filter_map(|i| slots.get_mut(*i)?.take()).collect()
 }
 
-/// The text for a terminal: the league table, or all figures.
-fn shown(runs: &[Run], league: &League, wide: bool) -> String {
+/// The text for a terminal: the league table, or all figures; the lower bound comes last.
+fn shown(runs: &[Run], league: &mut League, bound: Option<&Bound>, wide: bool) -> String {
     let width = console::width();
+    let left = bound.map(|b| left(runs, b)).unwrap_or_default();
     if wide {
         let columns: Vec<_> = runs.iter().map(|r| (r.policy.clone(), r.metrics.clone())).collect();
-        return table::metrics_within(&columns, width.unwrap_or(table::WIDTH));
+        return table::metrics_within(&columns, width.unwrap_or(table::WIDTH)) + &left;
     }
     let standing = |(run, i): (&Run, &usize)| Standing {
         name: run.policy.clone(),
         about: league::about(&run.policy),
         run: *i,
     };
-    let standings: Vec<Standing> = runs.iter().zip(&league.order).map(standing).collect();
-    table::league(&standings, &league.columns, width)
+    let mut standings: Vec<Standing> = runs.iter().zip(&league.order).map(standing).collect();
+    if let Some(bound) = bound {
+        let run = league.add(league::SORTED_BY, bound.bound_s);
+        standings.push(Standing { name: "lower bound".into(), about: [""; 2], run });
+    }
+    table::league(&standings, &league.columns, width) + &left
+}
+
+/// How far the best policy is from the bound. A policy that leaves jobs out may be below it.
+fn left(runs: &[Run], bound: &Bound) -> String {
+    let whole = runs.iter().map(|r| &r.metrics).filter(|m| m.finished == m.jobs);
+    let best = whole.filter_map(|m| m.avg_jct_s).min_by(f64::total_cmp);
+    let least = table::figure(Some(bound.bound_s), "s");
+    let left = best
+        .map(|best| format!(", {:.1}% below the best here", 100.0 * (1.0 - bound.bound_s / best)));
+    format!(
+        "no policy can finish all jobs with a mean JCT below {least}{}\n",
+        left.unwrap_or_default()
+    )
 }
 
 /// The result of one policy, written by the thread that ran it.

@@ -123,6 +123,7 @@ pub(super) fn predict(
         teams: vec!["default".into()],
         measure: None,
         measuring: Measuring::default(),
+        blind: None,
     };
     let mut ends = Heard::default();
     simulate(setup, arrivals, &mut ends, &mut |_| {}).context("could not predict the mix")?;

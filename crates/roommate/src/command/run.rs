@@ -292,7 +292,20 @@ fn keep_logs(jobs: &[JobView]) {
         let last: Vec<&str> = text.lines().rev().take(5).collect();
         console::say(&format!("{} {}; it last printed:", j.name, j.state));
         last.iter().rev().for_each(|l| console::say(&format!("  {l}")));
+        if lacks_sdk(&text) {
+            console::say(&format!("hint: {INSTALL_SDK}"));
+        }
     }
+}
+
+/// The likeliest reason why the first job of a user fails, which Python's message does not tell.
+const INSTALL_SDK: &str = "the Python of this job does not have Roommate's SDK: in the folder of \
+    Roommate's source, run `python3 -m pip install ./python` with the python3 of the job's \
+    command, and run the mix again";
+
+/// Whether a job printed that it cannot import the SDK.
+fn lacks_sdk(log: &str) -> bool {
+    log.lines().any(|line| line.ends_with("No module named 'roommate'"))
 }
 
 /// Appends the end of the run to the journal.
@@ -346,4 +359,19 @@ fn page(title: &str, runs: &[Outcome]) -> anyhow::Result<String> {
         views.push(view.finish(run.way.label(), title));
     }
     Ok(report::render(title, &views))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_the_sdk_is_told_from_other_failures() {
+        let trace = "Traceback (most recent call last):\n  File \"train.py\", line 1\n    import \
+                     roommate\nModuleNotFoundError: No module named 'roommate'\n";
+        assert!(lacks_sdk(trace));
+        assert!(lacks_sdk(&format!("{trace}and what was printed after it\n")));
+        assert!(!lacks_sdk(&trace.replace("'roommate'", "'torch'")));
+        assert!(!lacks_sdk(""));
+    }
 }

@@ -111,8 +111,13 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
         may_use_cgroups: !deciding.no_cgroups,
         claim: deciding.claim,
         without: deciding.without.iter().map(|m| (*m).into()).collect(),
-        costs: Costs { backoff, ..Config::usual_costs(kind.unwrap_or_default()) },
+        costs: Costs {
+            backoff,
+            max_tenants: deciding.max_tenants,
+            ..Config::usual_costs(kind.unwrap_or_default())
+        },
         known: known_profiles(deciding)?,
+        learned: deciding.learned.clone(),
         http: None,
         keeping: Keeping::default(),
         mode: Mode::User,

@@ -22,6 +22,27 @@ fn has_keys(result: &Value) {
 }
 
 #[test]
+fn no_policy_beats_the_lower_bound() {
+    let room = Room::with(&[]);
+    let policies = "roommate,srtf,srsf,muri-s,muri-l,gandiva,horus,kernel-est,mps,chronus";
+    let mut least = f64::INFINITY;
+    for (cluster, seed) in [("2x4", 1), ("1x8", 2), ("4x8", 3), ("2x2:v100,2x2:t4", 4)] {
+        for truth in ["measured", "utilization"] {
+            let words = format!("--cluster {cluster} --seed {seed} --truth {truth} -p {policies}");
+            let outcome = room.run(&format!("compare {words} -o json"));
+            let found: Value = serde_json::from_str(&outcome.out).unwrap();
+            let bound_s = found["bound_s"].as_f64().unwrap();
+            for result in found["results"].as_array().unwrap() {
+                let mean_s = result["avg_jct_s"].as_f64().unwrap();
+                assert!(mean_s >= bound_s, "{words}: {result}");
+                least = least.min(mean_s / bound_s);
+            }
+        }
+    }
+    assert!(least < 1.5, "the bound says something: the best policy is at {least} of it");
+}
+
+#[test]
 fn sim_prints_a_table() {
     let room = Room::with(&[("t.csv", GOOD)]);
     let outcome = room.run("sim t.csv --cluster 1x2 -p fifo --gantt");
@@ -51,12 +72,14 @@ fn sim_prints_a_table() {
     assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""));
     let outcome = room.run("compare t.csv --cluster 1x2 -p sjf,fifo");
     expect![[r#"
-                                   mean    p99              mean    GPU
-                        knows       JCT    JCT   makespan   wait   held
-        policy  family  durations   min    min        min      s      %
-        sjf     queue   yes        1.50*  2.33*      2.50*  30.0*  76.7
-        fifo    queue   no         2.22   2.67       3.00   73.3   63.9
+                                         mean    p99              mean    GPU
+                             knows        JCT    JCT   makespan   wait   held
+        policy       family  durations      s    min        min      s      %
+        sjf          queue   yes         90.0*  2.33*      2.50*  30.0*  76.7
+        fifo         queue   no         133.3   2.67       3.00   73.3   63.9
+        lower bound                      60.0      -          -      -      -
         * best of its column
+        no policy can finish all jobs with a mean JCT below 60.0 s, 33.3% below the best here
     "#]]
     .assert_eq(&outcome.out);
     assert_eq!(outcome.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
@@ -79,6 +102,7 @@ fn sim_prints_a_table() {
         stretch, guaranteed, mean          1          1
         stretch, guaranteed, p99           1          1
         * best of its row
+        no policy can finish all jobs with a mean JCT below 60.0 s, 33.3% below the best here
     "#]]
     .assert_eq(&outcome.out);
     assert_eq!(outcome.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");

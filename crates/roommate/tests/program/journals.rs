@@ -241,7 +241,7 @@ fn replay_prints_same_or_the_first_difference() {
         "replay unknown.jsonl",
         expect![[r#"
             error: could not read journal "unknown.jsonl": there is no policy "lottery"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like, roommate
         "#]],
     );
 }

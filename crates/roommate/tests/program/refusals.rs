@@ -308,7 +308,7 @@ fn sim_checks_policies_before_reading_files() {
         "-p tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like, roommate
         "#]],
     );
     sim(
@@ -388,7 +388,7 @@ fn compare_checks_policies_before_reading_files() {
         "-p fifo,nope",
         expect![[r#"
             error: there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like, roommate
         "#]],
     );
     compare(
@@ -416,7 +416,7 @@ fn compare_checks_policies_before_reading_files() {
         "-p fifo,sjf --set nope.rule=8",
         expect![[r#"
             error: --set "nope.rule=8": there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like, roommate
         "#]],
     );
     compare(
@@ -437,7 +437,7 @@ fn compare_checks_policies_before_reading_files() {
         "policies tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like, roommate
         "#]],
     );
 }

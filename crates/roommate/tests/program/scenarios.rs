@@ -220,7 +220,7 @@ fn invalid_scenarios_are_refused_with_a_hint() {
     );
     room.refuses("sim small.toml --policy nobody", expect![[r#"
         error: there is no policy "nobody"
-        hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like
+        hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-priority, mudi-published, gslice-like, gpulets-like, muxflow-like, roommate
     "#]]);
     room.refuses(
         "oracle blind.toml",

@@ -54,6 +54,9 @@ impl JobFile {
         if let Some(n) = [user, infra, unknown].into_iter().find(|n| *n > MOST_RETRIES) {
             return Err(format!("retries: expected at most {MOST_RETRIES}, found {n}"));
         }
+        if let Some(most) = self.max_slowdown.filter(|m| !(1.0..=1000.0).contains(m)) {
+            return Err(format!("max_slowdown: expected 1 to 1000, found {most}"));
+        }
         self.check_numbers()?;
         self.check_service()
     }

@@ -224,7 +224,7 @@ impl JobFile {
     /// What is wrong with the job as a service, or as one that is none.
     pub(super) fn check_service(&self) -> Result<(), String> {
         use crate::api::job_file::ClassName;
-        let serves = self.class == ClassName::Service;
+        let serves = self.class == Some(ClassName::Service);
         let Some(service) = &self.service else {
             return if serves {
                 Err("service: a job of `class: service` needs this section, with `slo` and `port`"

@@ -2,6 +2,7 @@
 
 use crate::api::job_file::shown;
 use crate::protocol::SmRange;
+use roommate_core::measurement::advice::Way;
 use roommate_core::measurement::search::GRAIN;
 use serde::Deserialize;
 use yaml_serde::Value;
@@ -26,6 +27,26 @@ pub(super) enum Split {
     First(u32),
     /// SMs of each task; all SMs = not confined.
     Each(Vec<u32>),
+    /// One task has priority.
+    Ahead(Ahead),
+}
+
+/// A task with priority, and the SMs of each task where some are confined as well.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ahead {
+    /// Its index in the set.
+    first: usize,
+    sms: Option<Vec<u32>>,
+}
+
+impl From<&Way> for Split {
+    fn from(Way { first, sms }: &Way) -> Self {
+        match first {
+            Some(first) => Self::Ahead(Ahead { first: *first, sms: sms.clone() }),
+            None => Self::Each(sms.clone().unwrap_or_default()),
+        }
+    }
 }
 
 impl Default for Splits {
@@ -40,6 +61,11 @@ impl Splits {
         let fits = |s: &&Split| match s {
             Split::First(_) => true,
             Split::Each(each) => each.len() == members,
+            Split::Ahead(Ahead { first, sms }) => {
+                services == 0
+                    && *first < members
+                    && sms.as_ref().is_none_or(|each| each.len() == members)
+            }
         };
         match self {
             Self::These(splits) => Self::These(splits.iter().filter(fits).cloned().collect()),
@@ -76,6 +102,11 @@ pub(super) fn group(sms: u32, all: u32) -> Result<(), String> {
 }
 
 impl Split {
+    /// Index of the task with priority.
+    pub(super) fn first(&self) -> Option<usize> {
+        if let Self::Ahead(Ahead { first, .. }) = self { Some(*first) } else { None }
+    }
+
     /// The SM range of each member; `None` = the whole GPU.
     pub(super) fn seats(&self, members: usize, all: u32) -> Result<Vec<Option<SmRange>>, String> {
         let seat = |first: u32, sms: u32| Some(SmRange { first: first as u16, sms: sms as u16 });
@@ -89,6 +120,11 @@ impl Split {
                 return Ok(std::iter::once(seat(0, *sms)).chain(vec![rest; members - 1]).collect());
             }
             Self::Each(each) => each,
+            Self::Ahead(Ahead { first, .. }) if *first >= members => {
+                return Err(format!("first: expected an index below {members}, found {first}"));
+            }
+            Self::Ahead(Ahead { sms: None, .. }) => return Ok(vec![None; members]),
+            Self::Ahead(Ahead { sms: Some(each), .. }) => each,
         };
         if each.len() != members {
             return Err(format!("{} numbers for {members} tasks", each.len()));

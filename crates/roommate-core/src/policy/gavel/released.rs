@@ -91,7 +91,7 @@ impl Released {
     fn last_step(&mut self, plan: &Plan<'_>, pick: &Pick, round: Span, now_s: f64) -> (Time, f64) {
         let (mut last, mut last_s) = (plan.now, now_s);
         for job in &pick.members {
-            let usual = plan.speed_on(*job, pick.gpu_model) / plan.profile(*job).step_s;
+            let usual = plan.speed_on(*job, pick.gpu_model) / plan.step_s(plan.spec(*job).profile);
             let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
             // Equal up to the last bit, unless something slows the job down.
             let alone = if (alone - usual).abs() < 1e-9 * usual { usual } else { alone };

@@ -163,10 +163,7 @@ pub(crate) fn can_share(plan: &Plan<'_>, job: JobIdx) -> bool {
 
 /// Seconds of work alone that the job has left: declared, or as much as it has done.
 pub(crate) fn left_s(plan: &Plan<'_>, job: JobIdx) -> f64 {
-    plan.remaining_s(job).unwrap_or_else(|| {
-        let done_s = plan.done(job) * plan.profile(job).step_s;
-        done_s.max(LEAST_LEFT_S)
-    })
+    plan.remaining_s(job).unwrap_or_else(|| plan.done_s(job).max(LEAST_LEFT_S))
 }
 
 /// Least seconds that a job without a declared length is assumed to have left.

@@ -178,7 +178,7 @@ impl Muri {
         // Decided by the best order, also where `worst_order` is set.
         let step_s =
             stages::seat(&members, false).step_s * self.params.inflation[members.len() - 2];
-        let sequential_s: f64 = group.iter().map(|j| plan.profile(*j).step_s.get()).sum();
+        let sequential_s: f64 = group.iter().map(|j| plan.step_s(plan.spec(*j).profile)).sum();
         if step_s / sequential_s > 1.0 {
             group.iter().map(|j| Group::from_slice(&[*j])).collect()
         } else {
@@ -310,7 +310,7 @@ impl StepTable {
         self.busy_s.push((times[0] + times[1]) + times[2]);
         let [storage, cpu, _, network] = plan.profile(job).stages_s?;
         self.use_s.push([storage, cpu, network].map(Number::get));
-        self.alone_s.push(plan.profile(job).step_s.get());
+        self.alone_s.push(plan.step_s(profile));
         self.dense.clear();
         if self.classes.len() <= MAX_DENSE_CLASSES {
             self.dense.resize((self.classes.len() + 1).pow(SLOTS as u32), f64::NAN);

@@ -48,10 +48,11 @@ impl LatencyModel {
         let profile = state.spec(service).profile;
         let known = self.alone.get(profile).and_then(|(alone, _)| alone.curve(batch));
         let curve = known.unwrap_or_else(|| {
-            let profile = &state.profiles[profile];
-            let own = profile.serving.map_or(batch, |s| s.batch);
+            let own = state.profiles[profile].serving.map_or(batch, |s| s.batch);
             // A smaller batch is not assumed to be faster than the known one.
-            Curve::proportional(profile.step_s * (f64::from(batch) / f64::from(own)).max(1.0))
+            Curve::proportional(
+                state.step_s(profile) * (f64::from(batch) / f64::from(own)).max(1.0),
+            )
         });
         curve.times(1.0 / state.solo_speed(service, &[gpu]))
     }

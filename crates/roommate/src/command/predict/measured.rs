@@ -143,6 +143,9 @@ struct Kind {
     profile: Profile,
 }
 
+/// Relative scatter of samples, as of steps that were measured.
+const SCATTER: f64 = 0.05;
+
 fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Result<Vec<Guess>> {
     let Head { policy: name, params, cluster, costs, seed, known_pairs, .. } =
         heard.head.clone().context("the journal has no head")?;
@@ -191,6 +194,8 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
             requests: None,
         });
     }
+    // Where job files declared no lengths of steps, the policy had to learn them.
+    let blind = heard.profiles.iter().any(|p| p.profile.step_unknown).then_some(SCATTER);
     let slowest = kinds.iter().map(|k| k.start_s).fold(0.0, f64::max);
     let mut cluster = Cluster::clone(&cluster);
     // Step times were measured on these GPUs, not on the reference GPU model.
@@ -221,6 +226,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         teams: heard.teams.clone(),
         measure: None,
         measuring: Measuring::default(),
+        blind,
     };
     let mut ends = Heard::default();
     simulate(setup, arrivals.into_iter(), &mut ends, &mut |_| {})
@@ -312,6 +318,7 @@ mod tests {
             teams: vec!["all".into()],
             measure: None,
             measuring: Measuring::default(),
+            blind: None,
         };
         let mut writer = Writer::new(Vec::new());
         simulate(setup, (0..5).map(arrival), &mut writer, &mut |_| {}).unwrap();

@@ -3,7 +3,7 @@
 use super::{figure, show, words};
 use crate::cli::Advise;
 use crate::{console, measurements, table};
-use roommate_core::measurement::advice::{self, Advice, Configuration, Constraints};
+use roommate_core::measurement::advice::{self, Advice, Configuration, Constraints, Way};
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
@@ -35,11 +35,19 @@ fn name(advice: &Advice) -> String {
     names.join(" + ")
 }
 
-fn parts(configuration: &Configuration, gpu: Option<u32>) -> String {
-    let part = |sms: &u32| if Some(*sms) == gpu { "all".into() } else { sms.to_string() };
-    configuration.sms.as_ref().map_or("unconfined".into(), |sms| {
-        sms.iter().map(part).collect::<Vec<String>>().join("+") + " SMs"
-    })
+fn way(configuration: &Configuration, Advice { set, gpu, .. }: &Advice) -> String {
+    let Way { first, sms } = &configuration.way;
+    let part = |sms: &u32| if Some(*sms) == *gpu { "all".into() } else { sms.to_string() };
+    let first = first.map(|i| format!("{} first", set[i].name));
+    let parts = sms.as_ref().map(|sms| {
+        let parts: Vec<String> = sms.iter().map(part).collect();
+        parts.join("+") + " SMs"
+    });
+    match (first, parts) {
+        (None, None) => "unconfined".into(),
+        (Some(one), None) | (None, Some(one)) => one,
+        (Some(first), Some(parts)) => format!("{parts} {first}"),
+    }
 }
 
 /// The configuration shown in the row: the chosen one, or the best if none satisfies the
@@ -72,7 +80,8 @@ fn slowdowns(configuration: &Configuration) -> String {
 fn as_json(advice: &Advice) -> Value {
     let configuration = |w: &Configuration| {
         json!({
-            "sms": w.sms,
+            "sms": w.way.sms,
+            "first": w.way.first,
             "sum": w.sum(),
             "sum_error": w.sum_error,
             "speeds": w.speeds,
@@ -100,7 +109,7 @@ fn as_table(all: &[Advice]) -> String {
             name(advice),
             "1.00".into(),
             or_dash(advice.unconfined().map(sum)),
-            or_dash(best(advice).map(|w| parts(w, advice.gpu))),
+            or_dash(best(advice).map(|w| way(w, advice))),
             or_dash(best(advice).map(sum)),
             or_dash(best(advice).map(slowdowns)),
             decision(advice),
@@ -120,7 +129,7 @@ fn csv(all: &[Advice]) -> String {
             "{},1,{},{},{},{},{},\"{}\"\n",
             name(advice),
             shown(advice.unconfined().map(|w| figure(w.sum()))),
-            shown(best(advice).map(|w| parts(w, advice.gpu))),
+            shown(best(advice).map(|w| way(w, advice))),
             shown(best(advice).map(|w| figure(w.sum()))),
             shown(best(advice).map(slowdowns)),
             if advice.choice.is_ok() { "share" } else { "decline" },

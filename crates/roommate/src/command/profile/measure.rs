@@ -10,7 +10,7 @@ use roommate_agent::process::{THIS_PROGRAM, signal};
 use roommate_agent::profiling::bench_setup::BenchSetup;
 use roommate_agent::profiling::plan::{EXAMPLE, Item, Member, Plan};
 use roommate_agent::profiling::{Bench, Trouble, key, row};
-use roommate_core::measurement::advice::{self, Configuration, Constraints, Workload};
+use roommate_core::measurement::advice::{self, Configuration, Constraints, Way, Workload};
 use roommate_core::measurement::rows::TaskKind;
 use roommate_core::measurement::search::Search;
 use serde_json::Value;
@@ -81,7 +81,7 @@ struct Work<'a> {
     plan: &'a Plan,
     sms: u32,
     files: Files,
-    /// Keys of the partitions that were tried, with or without success.
+    /// Keys of the ways that were tried, with or without success.
     tried: BTreeSet<String>,
 }
 
@@ -141,30 +141,35 @@ impl Work<'_> {
         self.files.add(item, &row(item, &measured), measured.is_ok())
     }
 
-    /// The partition to measure next for the set of this item, if its partitions are searched.
-    /// After the first round, the best partitions are measured again.
+    /// The way to measure next for the set of this item, if its splits are searched. After the
+    /// first round, the best ways are measured again.
     fn next(&self, item: &Item) -> anyhow::Result<Option<Item>> {
         let (Some(set), true) = (item.searched, self.files.has(item)) else { return Ok(None) };
-        let Plan { bound, tries, .. } = *self.plan;
-        let search = Search { gpu: self.sms, bound, tries };
+        let Plan { bound, tries, mps, .. } = *self.plan;
+        // Time slices of the driver know no priority.
+        let search = Search { gpu: self.sms, bound, tries, priority: mps.unwrap_or(true) };
         // The members of a configuration are sorted by name.
         let mut order: Vec<(usize, (&str, u32))> = self.plan.members(set).enumerate().collect();
         order.sort_by_key(|(_, task)| *task);
         let configurations = self.files.configurations(order.iter().map(|(_, task)| *task))?;
-        let as_item = |parts: &[u32]| {
-            let mut each = vec![0; parts.len()];
-            for ((at, _), sms) in order.iter().zip(parts) {
-                each[*at] = *sms;
-            }
-            self.plan.tried(set, &each, self.sms, item.round).map_err(AgentError::from)
+        let as_item = |Way { first, sms }: &Way| {
+            let in_plan = |parts: &Vec<u32>| {
+                let mut each = vec![0; parts.len()];
+                for ((at, _), sms) in order.iter().zip(parts) {
+                    each[*at] = *sms;
+                }
+                each
+            };
+            let way = Way { first: first.map(|i| order[i].0), sms: sms.as_ref().map(in_plan) };
+            self.plan.tried(set, &way, self.sms, item.round).map_err(AgentError::from)
         };
-        let proposed: Vec<Vec<u32>> = if item.round == 0 {
+        let proposed: Vec<Way> = if item.round == 0 {
             search.next(&configurations).into_iter().collect()
         } else {
-            search.again(&configurations).take(LOOKED_AT_AGAIN).map(<[u32]>::to_vec).collect()
+            search.again(&configurations).take(LOOKED_AT_AGAIN).cloned().collect()
         };
-        for parts in proposed {
-            let next = as_item(&parts)?;
+        for way in proposed {
+            let next = as_item(&way)?;
             if !self.files.has(&next) && !self.tried.contains(&next.key()) {
                 return Ok(Some(next));
             }
@@ -183,7 +188,7 @@ fn stopped(trouble: Trouble) -> anyhow::Error {
     }
 }
 
-/// Number of partitions found by the search that are measured again in later rounds.
+/// Number of ways found by the search that are measured again in later rounds.
 const LOOKED_AT_AGAIN: usize = 2;
 
 /// Description of an item for messages.
@@ -206,6 +211,8 @@ fn words(item: &Item) -> String {
     let seats: Vec<String> = item.members.iter().map(seat).collect();
     let confined = item.members.iter().any(|m| m.seat.is_some());
     let parts = if confined { format!(" on {} SMs", seats.join(" + ")) } else { String::new() };
+    let first = item.members.iter().position(|m| m.first);
+    let parts = parts + &first.map_or_else(String::new, |i| format!(", number {} first", i + 1));
     let round = field("round").and_then(Value::as_u64);
     let round = round.map_or_else(String::new, |n| format!(", round {}", n + 1));
     format!("{tasks}{parts}{round}")
@@ -307,7 +314,7 @@ impl Wanted {
     fn has(&self, row: &Value) -> bool {
         let mut set = row.clone();
         if let Some(fields) = set.as_object_mut() {
-            fields.retain(|name, _| !name.starts_with("sms"));
+            fields.retain(|name, _| !name.starts_with("sms") && name != "first");
         }
         self.items.contains(&key(row)) || self.sets.contains(&key(&set))
     }
