@@ -4,7 +4,7 @@
 //! the difference between the plan and the state into actions.
 
 use crate::cluster::Cluster;
-use crate::event::{Action, Event, Sample};
+use crate::event::{Action, Event, Placement, Sample};
 use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
 use crate::interference::table::Table;
@@ -21,7 +21,7 @@ use crate::profile::Profile;
 use crate::reason::{Note, Reason};
 use crate::state::{Costs, State};
 use crate::time::{Span, Time};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Totals of services are news for a policy as long as fewer facts than this wait for it.
 const MOST_TOTALS: usize = 4096;
@@ -58,6 +58,8 @@ pub struct Engine {
     draft: Draft,
     /// Jobs that wait for their retry, by when it is due.
     pauses: BTreeSet<(Time, JobIdx)>,
+    /// Where jobs run already that are not submitted yet.
+    found: BTreeMap<JobIdx, Placement>,
     policy_wake: Option<Time>,
     last_asked: Option<Time>,
     /// What earlier runs learned of steps of profiles that are not registered yet.
@@ -88,6 +90,7 @@ impl Engine {
             rng: Rng::new(seed),
             draft: Draft::default(),
             pauses: BTreeSet::new(),
+            found: BTreeMap::new(),
             policy_wake: None,
             last_asked: None,
             past_steps: Vec::new(),
@@ -143,6 +146,14 @@ impl Engine {
         assert!(spec.gpus > 0 && spec.gpus_max >= spec.gpus, "a job needs at least one GPU");
         self.state.specs.push(spec);
         self.state.jobs.push(Job::expected())
+    }
+
+    /// Registers a job that runs already, where an earlier engine placed it: once it is submitted,
+    /// it is started there without asking the policy.
+    pub fn add_found_job(&mut self, spec: Spec, on: Placement) -> JobIdx {
+        let job = self.add_job(spec);
+        self.found.insert(job, on);
+        job
     }
 
     /// Applies facts and returns actions. Time never runs backwards.
@@ -275,6 +286,7 @@ impl Engine {
             Event::Tuned(job) => self.state.jobs.get(job)?.is_placed().then_some(()),
             Event::Finished(job) => self.ended(job, None),
             Event::Cancelled(job) => self.ended(job, Some(Reason::Cancelled)),
+            Event::Withdrawn(job) => self.withdrawn(job),
             Event::Failed { job, reason, done } => self.failed(job, reason, done.get()),
             Event::Sampled { job, sample } => self.sampled(job, &sample),
             // Requests arrive whether or not the service is running.
@@ -294,6 +306,11 @@ impl Engine {
             }),
             Event::NodeUp(node) => self.node_up(node),
             Event::NodeDown(node) => self.node_down(node),
+            Event::NodeRoom { node, cpu_milli, host_mib } => {
+                self.state.nodes.get(node)?;
+                self.state.set_room(node, cpu_milli, host_mib);
+                Some(())
+            }
         }
     }
 
@@ -304,9 +321,21 @@ impl Engine {
     fn submitted(&mut self, job: JobIdx) -> Option<()> {
         let now = self.state.now;
         let hot = self.hot(job).filter(|j| j.phase == Phase::Expected)?;
-        hot.submitted = now;
+        if !hot.was_submitted {
+            hot.submitted = now;
+        }
+        hot.was_submitted = true;
         hot.since = now;
         hot.meter.since = now;
+        if let Some(on) = self.found.remove(&job)
+            && self.state.check(job, &on.gpus, on.knobs).is_ok()
+        {
+            self.state.occupy(job, &on.gpus, on.knobs);
+            let hot = &mut self.state.jobs[job];
+            (hot.phase, hot.starts) = (Phase::Starting, 1);
+            self.actions.push(Action::Start(job, on));
+            return Some(());
+        }
         // A job that can never run would block all jobs behind it in a strict queue.
         let (need, exist) = (self.state.spec(job).gpus, self.state.usable_by(job));
         if u32::from(need) > exist {
@@ -358,6 +387,14 @@ impl Engine {
         }
         self.pauses.retain(|(_, j)| *j != job);
         self.hot(job)?.phase = Phase::Done;
+        Some(())
+    }
+
+    fn withdrawn(&mut self, job: JobIdx) -> Option<()> {
+        self.hot(job).filter(|j| !matches!(j.phase, Phase::Expected | Phase::Done))?;
+        self.leave(job);
+        self.pauses.retain(|(_, j)| *j != job);
+        self.hot(job)?.phase = Phase::Expected;
         Some(())
     }
 
@@ -492,6 +529,79 @@ mod tests {
     use crate::interference::Undisturbed;
     use crate::number::Number;
     use crate::policy;
+
+    fn fifo(cluster: &str) -> Engine {
+        let fifo = policy::find("fifo").unwrap().build(&policy::Params::new()).unwrap();
+        let cluster = cluster.parse().unwrap();
+        let mut engine = Engine::new(&cluster, Costs::default(), fifo, Box::new(Undisturbed), 0);
+        engine.add_profile(Profile::of_step(1.0));
+        engine
+    }
+
+    fn on(gpus: &[u32]) -> Placement {
+        let gpus = gpus.iter().map(|g| crate::idx::GpuIdx(*g)).collect();
+        Placement { gpus, knobs: crate::knobs::Knobs::WHOLE }
+    }
+
+    #[test]
+    fn a_job_that_runs_already_is_started_where_it_is() {
+        let mut engine = fifo("1x2");
+        let spec = Spec::training(1, 10.0, ProfileIdx(0));
+        let found = engine.add_found_job(spec.clone(), on(&[1]));
+        // The same GPU cannot be held whole by another; that job waits as any does.
+        let torn = engine.add_found_job(spec, on(&[1]));
+        let step = engine.step(Time::ZERO, &[Event::Submitted(found), Event::Submitted(torn)]);
+        let starts = [Action::Start(found, on(&[1])), Action::Start(torn, on(&[0]))];
+        assert_eq!(step.actions, starts);
+        engine.step(Time::ZERO, &[Event::Started(found), Event::Started(torn)]);
+        assert_eq!(engine.state().job(found).phase, Phase::Running);
+    }
+
+    #[test]
+    fn a_withdrawn_job_keeps_what_it_attained() {
+        let mut engine = fifo("1x1");
+        let job = engine.add_job(Spec::training(1, 100.0, ProfileIdx(0)));
+        engine.step(Time::ZERO, &[Event::Submitted(job)]);
+        engine.step(Time::ZERO, &[Event::Started(job)]);
+        let ten = Time::from_secs(10.0);
+        let step = engine.step(ten, &[Event::Withdrawn(job)]);
+        assert!(step.contradictions.is_empty());
+        assert_eq!(
+            (engine.state().idle_gpus(), engine.state().job(job).phase),
+            (1, Phase::Expected)
+        );
+        // It is known, but nothing may be done with it until it is back.
+        assert!(engine.step(ten, &[Event::Started(job)]).contradictions.len() == 1);
+        let step = engine.step(Time::from_secs(20.0), &[Event::Submitted(job)]);
+        assert_eq!(step.actions, [Action::Start(job, on(&[0]))]);
+        assert_eq!(engine.state().job(job).submitted, Time::ZERO);
+        assert_eq!(engine.state().attained(job), 10_000_000);
+    }
+
+    #[test]
+    fn the_gpus_of_a_task_are_on_one_node() {
+        let mut engine = fifo("2x3");
+        let spec = Spec { gpus_per_task: 2, ..Spec::training(4, 10.0, ProfileIdx(0)) };
+        assert_eq!(spec.check(), Ok(()));
+        assert!(Spec { gpus_per_task: 3, ..spec.clone() }.check().is_err());
+        let job = engine.add_job(spec);
+        let torn = Err(crate::state::Infeasible::Torn);
+        let whole = crate::knobs::Knobs::WHOLE;
+        assert_eq!(engine.state().check(job, &on(&[0, 1, 2, 3]).gpus, whole), torn);
+        assert_eq!(engine.state().check(job, &on(&[0, 1, 3, 4]).gpus, whole), Ok(()));
+    }
+
+    #[test]
+    fn others_may_use_a_part_of_a_node() {
+        let mut engine = fifo("1x2:8c");
+        let knobs = crate::knobs::Knobs { cpu_milli: 4000, ..crate::knobs::Knobs::WHOLE };
+        let spec = Spec { knobs, ..Spec::training(1, 10.0, ProfileIdx(0)) };
+        let jobs = [engine.add_job(spec.clone()), engine.add_job(spec)];
+        let room = |cpu_milli| Event::NodeRoom { node: NodeIdx(0), cpu_milli, host_mib: 1 };
+        let facts = [room(6000), Event::Submitted(jobs[0]), Event::Submitted(jobs[1])];
+        assert_eq!(engine.step(Time::ZERO, &facts).actions.len(), 1);
+        assert_eq!(engine.step(Time::ZERO, &[room(8000)]).actions.len(), 1);
+    }
 
     #[test]
     fn a_job_that_ended_has_done_its_work_and_no_more() {

@@ -117,6 +117,8 @@ pub enum Event {
     },
     /// A user cancelled a job.
     Cancelled(JobIdx),
+    /// A job is gone for now: whoever runs it will submit it again, with the progress that it has.
+    Withdrawn(JobIdx),
     /// A running job was measured.
     Sampled {
         /// The job that was measured.
@@ -162,6 +164,15 @@ pub enum Event {
     NodeUp(NodeIdx),
     /// A node is not usable; the jobs on it are reported as failed separately.
     NodeDown(NodeIdx),
+    /// Jobs may have this much of a node's CPU and host memory: others use the rest.
+    NodeRoom {
+        /// The node.
+        node: NodeIdx,
+        /// CPU in thousandths of a core.
+        cpu_milli: u32,
+        /// Host memory in MiB.
+        host_mib: u32,
+    },
 }
 
 impl Event {
@@ -175,19 +186,20 @@ impl Event {
             | Self::Finished(job)
             | Self::Failed { job, .. }
             | Self::Cancelled(job)
+            | Self::Withdrawn(job)
             | Self::Sampled { job, .. }
             | Self::Served { job, .. }
             | Self::Noted { job, .. }
             | Self::Held { job, .. }
             | Self::Resized { job, .. } => Some(job),
-            Self::NodeUp(_) | Self::NodeDown(_) => None,
+            Self::NodeUp(_) | Self::NodeDown(_) | Self::NodeRoom { .. } => None,
         }
     }
 
     /// The node that it is about; none if it is about a job.
     pub fn node(&self) -> Option<NodeIdx> {
         match *self {
-            Self::NodeUp(node) | Self::NodeDown(node) => Some(node),
+            Self::NodeUp(node) | Self::NodeDown(node) | Self::NodeRoom { node, .. } => Some(node),
             Self::Submitted(_)
             | Self::Started(_)
             | Self::Stopped { .. }
@@ -195,6 +207,7 @@ impl Event {
             | Self::Finished(_)
             | Self::Failed { .. }
             | Self::Cancelled(_)
+            | Self::Withdrawn(_)
             | Self::Sampled { .. }
             | Self::Served { .. }
             | Self::Noted { .. }
@@ -213,12 +226,14 @@ impl Event {
             | Self::Tuned(_)
             | Self::Finished(_)
             | Self::Cancelled(_)
+            | Self::Withdrawn(_)
             | Self::Sampled { .. }
             | Self::Served { .. }
             | Self::Held { .. }
             | Self::Resized { .. }
             | Self::NodeUp(_)
-            | Self::NodeDown(_) => None,
+            | Self::NodeDown(_)
+            | Self::NodeRoom { .. } => None,
         }
     }
 }

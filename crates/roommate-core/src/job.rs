@@ -145,6 +145,9 @@ pub struct Spec {
     /// How often it is retried after failures of its own.
     #[serde(default)]
     pub retries: Retries,
+    /// GPUs of one of its tasks, which have to be on one node; 1 = each GPU may be anywhere.
+    #[serde(default = "one_gpu", skip_serializing_if = "is_one_gpu")]
+    pub gpus_per_task: u16,
 }
 
 impl Spec {
@@ -166,6 +169,7 @@ impl Spec {
             weight: usual_weight(),
             gpu_models: u32::MAX,
             retries: Retries::default(),
+            gpus_per_task: 1,
         }
     }
 
@@ -175,6 +179,10 @@ impl Spec {
         let sizes = self.gpus > 0 && self.gpus_max >= self.gpus;
         if !sizes {
             return Err("a job without GPUs");
+        }
+        let tasks = self.gpus_per_task > 0 && self.gpus.is_multiple_of(self.gpus_per_task);
+        if !tasks {
+            return Err("a job whose tasks do not have all of its GPUs");
         }
         let promise = self.max_slowdown.is_none_or(|most| most >= 1.0);
         if promise { Ok(()) } else { Err("a job promised a slowdown below 1") }
@@ -195,6 +203,15 @@ fn is_usual_weight(v: &Number) -> bool {
     *v == 1.0
 }
 
+fn one_gpu() -> u16 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_one_gpu(gpus: &u16) -> bool {
+    *gpus == 1
+}
+
 fn any_model() -> u32 {
     u32::MAX
 }
@@ -207,7 +224,7 @@ fn is_any_model(v: &u32) -> bool {
 /// The phase of a job's life cycle, as confirmed by the world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Registered, but not submitted yet.
+    /// Registered, but not submitted yet, or withdrawn.
     Expected,
     /// Waits for GPUs.
     Pending,
@@ -244,8 +261,10 @@ pub struct Job {
     pub gpus: GpuSet,
     /// Its knobs on each of them.
     pub knobs: Knobs,
-    /// When it was submitted.
+    /// When it was submitted first.
     pub submitted: Time,
+    /// Whether it was submitted before.
+    pub was_submitted: bool,
     /// When it last acquired or released GPUs.
     pub since: Time,
     /// GPU-µs held up to `since`, weighted by its SM share.
@@ -278,6 +297,7 @@ impl Job {
             gpus: GpuSet::new(),
             knobs: Knobs::WHOLE,
             submitted: Time::ZERO,
+            was_submitted: false,
             since: Time::ZERO,
             attained_gpu_us: 0,
             meter: Meter::default(),

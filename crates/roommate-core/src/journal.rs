@@ -22,7 +22,7 @@ pub mod replay;
 
 use crate::cluster::Cluster;
 use crate::engine::{Engine, Step};
-use crate::event::{Action, Event};
+use crate::event::{Action, Event, Placement};
 use crate::idx::{GpuIdx, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use crate::interference;
 use crate::interference::table::Table;
@@ -43,6 +43,8 @@ pub const VERSION: u32 = 1;
 
 /// The `world` of a journal that may be continued: a real machine.
 pub const LIVE: &str = "machine";
+/// The same of a Kubernetes cluster.
+pub const CLUSTER: &str = "kubernetes";
 
 /// Bytes per line; no line that this code writes comes near this, so a longer one is not a journal.
 const LONGEST_LINE: u64 = 64 << 20;
@@ -184,12 +186,15 @@ pub struct JobLine {
     /// Its owner, where jobs have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// Where it runs already when this journal begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<Placement>,
 }
 
 impl JobLine {
     /// A job without an owner.
     pub fn new(idx: JobIdx, name: String, spec: Spec) -> Self {
-        Self { idx, name, spec, owner: None }
+        Self { idx, name, spec, owner: None, on: None }
     }
 }
 
@@ -547,7 +552,7 @@ impl Check {
             In::Head(head) => {
                 self.require(!self.headed, "a second head")?;
                 self.headed = true;
-                self.goes_on = head.world == LIVE;
+                self.goes_on = [LIVE, CLUSTER].contains(&head.world.as_str());
                 (self.gpus, self.nodes) = (head.cluster.gpus(), head.cluster.nodes());
                 to.head(&head);
             }
@@ -568,6 +573,11 @@ impl Check {
                 self.require(j.idx.0 == self.jobs, "jobs are not numbered in order")?;
                 self.require(j.spec.profile.0 < self.profiles, "a job of an unknown profile")?;
                 j.spec.check().map_err(|what| self.bad(None, what.into()))?;
+                let exists = |on: &Placement| on.gpus.iter().all(|g| g.0 < self.gpus);
+                self.require(
+                    j.on.as_ref().is_none_or(exists),
+                    "a job on a GPU that does not exist",
+                )?;
                 self.jobs += 1;
                 to.job(&j);
             }

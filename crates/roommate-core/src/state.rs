@@ -96,6 +96,8 @@ pub enum Infeasible {
     WrongCount,
     /// GPUs not ascending, or one of them twice, or one that does not exist.
     BadSet,
+    /// The GPUs of one task on several nodes.
+    Torn,
     /// A GPU's node is down.
     Down,
     /// A GPU of a model that the job may not use.
@@ -570,6 +572,9 @@ impl State {
         let mut rest = gpus;
         while !rest.is_empty() {
             let (node, here) = self.first_node(rest);
+            if !here.is_multiple_of(usize::from(spec.gpus_per_task)) {
+                return Err(Infeasible::Torn);
+            }
             self.check_node(spec, node, &rest[..here], knobs)?;
             rest = &rest[here..];
         }
@@ -686,6 +691,13 @@ impl State {
             self.nodes[node].up = up;
             self.count_idle(node, true);
         }
+    }
+
+    /// What of a node's CPU and host memory jobs may have from now on, their present use included.
+    pub(crate) fn set_room(&mut self, node: NodeIdx, cpu_milli: u32, host_mib: u32) {
+        let node = &mut self.nodes[node];
+        // 0 would say that it is not known.
+        (node.cpu_milli, node.host_mib) = (cpu_milli.max(1), host_mib.max(1));
     }
 
     fn shift_idle(&mut self, node: NodeIdx, by: i16) {

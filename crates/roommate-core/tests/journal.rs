@@ -210,6 +210,7 @@ impl Dice {
                 infra: self.whole() as u16,
                 unknown: self.whole() as u16,
             },
+            gpus_per_task: [1, gpus][self.below(2) as usize],
         }
     }
 
@@ -371,6 +372,7 @@ impl Lines {
             name: name(i),
             spec: dice.spec(),
             owner: (dice.below(2) == 0).then(|| name(i)),
+            on: (dice.below(4) == 0).then(|| dice.placement()),
         };
         let notes = dice.reasons().into_iter().map(|reason| Note { job: dice.job(), reason });
         let notes = notes.collect();

@@ -106,6 +106,7 @@ impl EventLog {
             Event::Tuned(j) => self.add(at, *j, "runs with its new settings"),
             Event::Finished(j) => self.add(at, *j, "finished"),
             Event::Cancelled(j) => self.add(at, *j, format!("cancelled{}", by_whom(by))),
+            Event::Withdrawn(j) => self.add(at, *j, "gone until it is submitted again"),
             Event::Failed { job, reason: why, done } => {
                 self.add(at, *job, format!("failed: {why}; {done:.0} steps survive"));
             }
@@ -115,7 +116,7 @@ impl EventLog {
             }
             // Too frequent to list; `ps` shows the latest.
             Event::Sampled { .. } | Event::Served { .. } => {}
-            Event::NodeUp(_) | Event::NodeDown(_) => {}
+            Event::NodeUp(_) | Event::NodeDown(_) | Event::NodeRoom { .. } => {}
         }
     }
 }

@@ -178,7 +178,8 @@ impl Daemon {
             spec.knobs.mem_mib = self.usual_mib(&row.file.kind());
         }
         let idx = self.engine.add_job(spec.clone());
-        let line = JobLine { idx, name: name.clone(), spec, owner: Some(row.owner.name.clone()) };
+        let owner = Some(row.owner.name.clone());
+        let line = JobLine { owner, ..JobLine::new(idx, name.clone(), spec) };
         writer.job(&line);
         self.log.job(&line);
         let (id, row) = self.store.add_job(idx.0, &key, &name, row)?;

@@ -182,7 +182,7 @@ impl Known {
         let at = self.steps.last().map_or(Time::ZERO, |s| s.at);
         let spec = file.spec(profile, team, at);
         let owner = Some(kept.row.owner.name.clone());
-        let line = JobLine { idx: JobIdx(kept.idx), name: kept.name.clone(), spec, owner };
+        let line = JobLine { owner, ..JobLine::new(JobIdx(kept.idx), kept.name.clone(), spec) };
         self.jobs.insert(kept.idx, line);
     }
 

@@ -130,6 +130,7 @@ impl Explain {
                 self.tell(at, format!("stopped with {done:.0} steps done"));
             }
             Event::Finished(_) => self.tell(at, "finished".into()),
+            Event::Withdrawn(_) => self.tell(at, "gone until it is submitted again".into()),
             Event::Cancelled(_) if self.serves => self.tell(at, "ended".into()),
             Event::Cancelled(_) => {
                 self.tell(at, format!("cancelled by {}", by.unwrap_or(ITS_USER)));
@@ -145,7 +146,8 @@ impl Explain {
                 self.tell(at, what);
             }
             Event::Held { .. } | Event::Resized { .. } => self.tell(at, set_by_user(fact, by)),
-            Event::Sampled { .. } | Event::NodeUp(_) | Event::NodeDown(_) => {}
+            Event::Sampled { .. } => {}
+            Event::NodeUp(_) | Event::NodeDown(_) | Event::NodeRoom { .. } => {}
         }
     }
 
@@ -208,8 +210,12 @@ impl Observer for Explain {
                     self.waiting += 1;
                     *job
                 }
-                Event::Finished(job) | Event::Cancelled(job) | Event::Failed { job, .. } => {
-                    if matches!(fact, Event::Cancelled(_)) && self.held[*job] == 0 {
+                Event::Finished(job)
+                | Event::Cancelled(job)
+                | Event::Withdrawn(job)
+                | Event::Failed { job, .. } => {
+                    let waited = matches!(fact, Event::Cancelled(_) | Event::Withdrawn(_));
+                    if waited && self.held[*job] == 0 {
                         self.waiting = self.waiting.saturating_sub(1);
                     }
                     self.hold(*job, 0);
@@ -219,7 +225,7 @@ impl Observer for Explain {
                 Event::Stopped { job, .. } | Event::Sampled { job, .. } => *job,
                 Event::Served { job, .. } | Event::Noted { job, .. } => *job,
                 Event::Held { job, .. } | Event::Resized { job, .. } => *job,
-                Event::NodeUp(_) | Event::NodeDown(_) => continue,
+                Event::NodeUp(_) | Event::NodeDown(_) | Event::NodeRoom { .. } => continue,
             };
             if Some(job) == self.job {
                 self.own_fact(step.at, fact, step.by);

@@ -47,9 +47,10 @@ impl Observer for Stays {
     fn step(&mut self, step: &StepView<'_>) {
         for fact in step.facts {
             match fact {
-                Event::Finished(job) | Event::Cancelled(job) | Event::Failed { job, .. } => {
+                Event::Finished(job) | Event::Cancelled(job) | Event::Withdrawn(job) => {
                     self.close(*job, step.at);
                 }
+                Event::Failed { job, .. } => self.close(*job, step.at),
                 _ => {}
             }
         }

@@ -506,6 +506,8 @@ impl Fold {
                 let live = &mut self.live[job];
                 (live.submitted, live.since) = (at, at);
             }
+            // It was withdrawn: it waits since it left.
+            Event::Submitted(job) if self.live[job].present => {}
             Event::Submitted(job) => {
                 self.present += 1;
                 let counts = self.counts(job);
@@ -521,6 +523,7 @@ impl Fold {
             }
             Event::Finished(job) => self.finish(job, at),
             Event::Cancelled(job) => self.give_up(job, at),
+            Event::Withdrawn(job) => self.leave_gpus(job, at),
             Event::Failed { job, .. } => {
                 self.totals.failures += 1;
                 self.leave_gpus(job, at);
@@ -538,7 +541,7 @@ impl Fold {
             Event::Sampled { .. } | Event::Noted { .. } => {}
             Event::Held { .. } | Event::Resized { .. } => {}
             Event::Started(_) | Event::Stopped { .. } | Event::Tuned(_) => {}
-            Event::NodeUp(_) | Event::NodeDown(_) => {}
+            Event::NodeUp(_) | Event::NodeDown(_) | Event::NodeRoom { .. } => {}
         }
     }
 

@@ -54,7 +54,10 @@ impl Observer for Replay {
 
     fn job(&mut self, line: &JobLine) {
         if let Some(engine) = &mut self.engine {
-            engine.add_job(line.spec.clone());
+            match &line.on {
+                Some(on) => engine.add_found_job(line.spec.clone(), on.clone()),
+                None => engine.add_job(line.spec.clone()),
+            };
         }
     }
 

@@ -128,7 +128,9 @@ impl Observer for View {
                     self.wait(*job, true);
                 }
                 Event::Failed { job, .. } => self.wait(*job, true),
-                Event::Finished(job) | Event::Cancelled(job) => self.wait(*job, false),
+                Event::Finished(job) | Event::Cancelled(job) | Event::Withdrawn(job) => {
+                    self.wait(*job, false);
+                }
                 Event::Served { job, served } if served.windows > 0 => {
                     let at = step.at.secs();
                     let first_s = at.min(self.submitted[*job]);

@@ -1,0 +1,664 @@
+//! A seeded API server that lies in every way that a real one may, against the world: random
+//! operations, lost and repeated answers, lost watches, schedulers that are killed. After every
+//! operation no GPU may be given away twice, as the objects of the API server say; at the end
+//! nothing may be leaked, and a scheduler that starts anew has to come to the same ledger.
+
+use crate::assignment::Assignment;
+use crate::ledger::{Hold, Ledger, Limits};
+use crate::names;
+use crate::objects::{Node, Pod, PodStatus, Taint};
+use crate::world::{Answer, Counts, Settings, Shape, World, Write};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time as Timestamp};
+use roommate_core::math::rng::Rng;
+use roommate_core::time::{Span, Time};
+use serde::Serialize;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// What to try.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Number of operations.
+    pub operations: u64,
+    /// The seed of all of them.
+    pub seed: u64,
+    /// The policy.
+    pub policy: String,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Outcome {
+    /// Operations done.
+    pub operations: u64,
+    /// GPUs that were given away for more than there is, summed over all looks.
+    pub over_allocations: u64,
+    /// Pods that hold something in the ledger and not on a node, or the other way round, at the
+    /// end; and works that wait although nothing is in their way.
+    pub leaks: u64,
+    /// Pods whose constraints do not allow their node.
+    pub misplaced: u64,
+    /// Whether a scheduler that starts anew comes to the same ledger.
+    pub equal_to_rebuild: bool,
+    /// Pods that were made.
+    pub pods: u64,
+    /// Bindings.
+    pub bound: u64,
+    /// Evictions.
+    pub evicted: u64,
+    /// Changed assignments.
+    pub changed: u64,
+    /// Schedulers that were killed.
+    pub restarts: u64,
+    /// Watches that were lost.
+    pub relists: u64,
+    /// Parts of the journal, all of which decide the same again.
+    pub parts: u64,
+    /// What was wrong first, if anything.
+    pub first: Option<String>,
+}
+
+/// Most pods of a GPU.
+const SLOTS: u32 = 4;
+/// Pods beyond which none are made.
+const CROWD: usize = 60;
+/// Nodes.
+const NODES: u64 = 6;
+
+/// What watchers are told.
+enum News {
+    Pod(Box<Pod>),
+    PodGone(String),
+    Node(Box<Node>),
+    NodeGone(String),
+}
+
+/// A pod of the fake, with what the fake itself needs of it.
+struct Held {
+    pod: Pod,
+    /// Steps of time until it is gone after it was deleted.
+    grace: u32,
+}
+
+struct Api {
+    pods: BTreeMap<String, Held>,
+    nodes: BTreeMap<String, Node>,
+    news: VecDeque<News>,
+    made: u64,
+    /// Pods that owners still want, by owner: namespace and spec of a pod like the last one.
+    wanted: Vec<(String, Pod)>,
+}
+
+/// Tries.
+pub fn run(plan: &Plan, tick: &mut dyn FnMut(u64)) -> Result<Outcome, String> {
+    let mut settings = Settings::of(&plan.policy);
+    settings.costs.max_tenants = SLOTS as u8;
+    settings.most_journal = 1 << 20;
+    let world = World::new(settings.clone()).map_err(|e| e.to_string())?;
+    let api = Api {
+        pods: BTreeMap::new(),
+        nodes: BTreeMap::new(),
+        news: VecDeque::new(),
+        made: 0,
+        wanted: Vec::new(),
+    };
+    let rng = Rng::new(plan.seed);
+    let mut fuzz = Fuzz {
+        api,
+        world,
+        settings,
+        rng,
+        now: Time::ZERO,
+        under_way: VecDeque::new(),
+        out: Outcome::default(),
+        counts: Counts::default(),
+        faults: true,
+    };
+    for i in 0..plan.operations {
+        fuzz.operation();
+        fuzz.out.operations += 1;
+        if i % 4096 == 0 {
+            tick(i);
+        }
+        if fuzz.out.first.is_some() {
+            break;
+        }
+    }
+    fuzz.settle();
+    fuzz.finish();
+    Ok(fuzz.out)
+}
+
+struct Fuzz {
+    api: Api,
+    world: World,
+    settings: Settings,
+    rng: Rng,
+    now: Time,
+    /// Writes that were not answered yet.
+    under_way: VecDeque<Write>,
+    out: Outcome,
+    counts: Counts,
+    faults: bool,
+}
+
+impl Fuzz {
+    fn operation(&mut self) {
+        self.now = self.now + Span(self.rng.below(400_000));
+        match self.rng.below(100) {
+            0..=17 => self.make_pods(),
+            18..=23 => self.delete_pod(),
+            24..=39 => self.progress(),
+            40..=42 => self.change_node(),
+            43 => self.make_node(),
+            44 => self.resize(),
+            45 if self.rng.chance(0.3) => self.restart(),
+            46 if self.rng.chance(0.5) => self.relist(),
+            47..=59 => self.agents(),
+            60..=79 => self.tell(),
+            _ => self.answer(),
+        }
+        self.step();
+        self.check();
+    }
+
+    fn step(&mut self) {
+        let writes = self.world.step(self.now);
+        self.under_way.extend(writes);
+        let counts = self.world.counts();
+        self.out.bound += counts.bound.saturating_sub(self.counts.bound);
+        self.out.evicted += counts.evicted.saturating_sub(self.counts.evicted);
+        self.out.changed += counts.changed.saturating_sub(self.counts.changed);
+        self.out.parts += counts.parts.saturating_sub(self.counts.parts);
+        self.counts = counts;
+    }
+
+    // ---- what happens in a cluster -----------------------------------------------------------
+
+    fn make_pods(&mut self) {
+        if self.api.pods.len() >= CROWD {
+            return;
+        }
+        let gang = self.rng.chance(0.15);
+        let pods = if gang { 2 + self.rng.below(3) } else { 1 };
+        let owned = self.rng.chance(0.6);
+        let owner = format!("owner-{}", self.api.made);
+        let gpus = 1 + u64::from(self.rng.chance(0.2));
+        let (share, mem) = (self.rng.below(4), self.rng.below(4) * 8000);
+        let class = ["guaranteed", "best-effort", ""][self.rng.below(3) as usize];
+        let foreign = self.rng.chance(0.1);
+        let selector = self.rng.below(8);
+        let profile = format!("kind-{}", self.rng.below(5));
+        let gated = self.rng.chance(0.05);
+        for _ in 0..pods {
+            let mut annotations = BTreeMap::from([(names::PROFILE.to_string(), profile.clone())]);
+            if share > 0 {
+                annotations.insert(names::SHARE.into(), (share * 25).to_string());
+            }
+            if mem > 0 {
+                annotations.insert(names::MEMORY.into(), mem.to_string());
+            }
+            if !class.is_empty() {
+                annotations.insert(names::CLASS.into(), class.into());
+            }
+            let label = names::GROUP_LABELS[0];
+            if gang {
+                annotations.insert(names::GROUP_SIZE.into(), pods.to_string());
+            }
+            let scheduler = if foreign { "default-scheduler" } else { names::SCHEDULER };
+            let mut spec = json!({
+                "schedulerName": scheduler,
+                "containers": [{"name": "x", "resources": {
+                    "requests": {"cpu": (1 + self.rng.below(3)).to_string(), "memory": "1Gi"},
+                    "limits": if foreign { json!({}) } else {
+                        json!({names::RESOURCE: gpus.to_string()})
+                    }}}],
+            });
+            if selector == 0 {
+                spec["nodeSelector"] = json!({"zone": "x"});
+            } else if selector == 1 {
+                spec["tolerations"] = json!([{"key": "odd", "operator": "Exists"}]);
+            }
+            if gated {
+                spec["schedulingGates"] = json!([{"name": "wait"}]);
+            }
+            let mut pod: Pod = serde_json::from_value(json!({"spec": spec})).expect("it is a pod");
+            pod.metadata.annotations = Some(annotations);
+            if gang {
+                pod.metadata.labels = Some([(label.to_string(), owner.clone())].into());
+            }
+            if owned {
+                pod.metadata.owner_references = Some(vec![OwnerReference {
+                    controller: Some(true),
+                    uid: owner.clone(),
+                    name: owner.clone(),
+                    ..OwnerReference::default()
+                }]);
+            }
+            self.create(pod);
+        }
+    }
+
+    fn create(&mut self, mut pod: Pod) {
+        self.api.made += 1;
+        self.out.pods += 1;
+        let uid = format!("uid-{:06}", self.api.made);
+        pod.metadata.name = Some(format!("pod-{}", self.api.made));
+        pod.metadata.namespace = Some("ns".into());
+        pod.metadata.uid = Some(uid.clone());
+        pod.metadata.deletion_timestamp = None;
+        if let Some(annotations) = &mut pod.metadata.annotations {
+            annotations.remove(names::ASSIGNMENT);
+            annotations.remove(names::APPLIED);
+        }
+        pod.spec.node_name = None;
+        pod.status = None;
+        // A foreign pod is bound by its own scheduler at once.
+        if pod.spec.scheduler_name.as_deref() != Some(names::SCHEDULER) {
+            let Some(node) = self.any_node() else { return };
+            pod.spec.node_name = Some(node);
+        }
+        self.put(pod);
+    }
+
+    fn put(&mut self, pod: Pod) {
+        let uid = pod.uid().to_string();
+        self.api.news.push_back(News::Pod(Box::new(pod.clone())));
+        let grace = self.api.pods.get(&uid).map_or(0, |h| h.grace);
+        self.api.pods.insert(uid, Held { pod, grace });
+    }
+
+    fn any_node(&mut self) -> Option<String> {
+        let all: Vec<&String> = self.api.nodes.keys().collect();
+        let n = all.len() as u64;
+        (n > 0).then(|| all[self.rng.below(n) as usize].clone())
+    }
+
+    fn any_pod(&mut self) -> Option<String> {
+        let n = self.api.pods.len() as u64;
+        if n == 0 {
+            return None;
+        }
+        let at = self.rng.below(n) as usize;
+        self.api.pods.keys().nth(at).cloned()
+    }
+
+    fn delete_pod(&mut self) {
+        if let Some(uid) = self.any_pod() {
+            self.delete(&uid);
+        }
+    }
+
+    /// As the API server deletes: at once if it is on no node, else after its grace period.
+    fn delete(&mut self, uid: &str) {
+        let Some(held) = self.api.pods.get_mut(uid) else { return };
+        if held.pod.spec.node_name.is_none() || held.pod.has_ended() {
+            self.gone(uid);
+        } else if held.pod.metadata.deletion_timestamp.is_none() {
+            held.grace = 1 + self.rng.below(4) as u32;
+            held.pod.metadata.deletion_timestamp = Some(Timestamp(Default::default()));
+            let pod = held.pod.clone();
+            self.put(pod);
+        }
+    }
+
+    fn gone(&mut self, uid: &str) {
+        let Some(held) = self.api.pods.remove(uid) else { return };
+        self.api.news.push_back(News::PodGone(uid.into()));
+        let owner = held.pod.metadata.owner_references.as_ref().and_then(|o| o.first());
+        if let Some(owner) = owner.filter(|_| held.pod.phase() != "Succeeded") {
+            // Its owner makes another one, sooner or later.
+            self.api.wanted.push((owner.uid.clone(), held.pod));
+        }
+    }
+
+    /// Kubelets and owners do what they do.
+    fn progress(&mut self) {
+        if self.rng.chance(0.5)
+            && let Some((_, like)) = self.api.wanted.pop()
+        {
+            self.create(like);
+        }
+        let Some(uid) = self.any_pod() else { return };
+        let held = self.api.pods.get_mut(&uid).expect("it was just found");
+        if held.pod.metadata.deletion_timestamp.is_some() {
+            held.grace = held.grace.saturating_sub(1);
+            if held.grace == 0 {
+                self.gone(&uid);
+            }
+            return;
+        }
+        if held.pod.spec.scheduling_gates.is_some() {
+            held.pod.spec.scheduling_gates = None;
+            let pod = held.pod.clone();
+            self.put(pod);
+            return;
+        }
+        if held.pod.spec.node_name.is_none() {
+            return;
+        }
+        let next = match (held.pod.phase(), self.rng.below(10)) {
+            ("Pending", _) => "Running",
+            ("Running", 0..=3) => "Succeeded",
+            ("Running", 4) => "Failed",
+            ("Succeeded" | "Failed", _) => {
+                self.gone(&uid);
+                return;
+            }
+            _ => return,
+        };
+        let mut pod = held.pod.clone();
+        pod.status = Some(PodStatus { phase: Some(next.into()), reason: None });
+        self.put(pod);
+    }
+
+    /// Agents put assignments into force, and measure.
+    fn agents(&mut self) {
+        let Some(uid) = self.any_pod() else { return };
+        let mut pod = self.api.pods[&uid].pod.clone();
+        let Some(assignment) = Assignment::of(&pod) else { return };
+        let applied = serde_json::to_string(&assignment.applied()).expect("it can be written");
+        let step_s = 0.1 + self.rng.unit();
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(names::APPLIED.into(), applied);
+        annotations.insert(names::MEASURED.into(), json!({"step_s": step_s}).to_string());
+        self.put(pod);
+    }
+
+    fn resize(&mut self) {
+        let Some(uid) = self.any_pod() else { return };
+        let mut pod = self.api.pods[&uid].pod.clone();
+        let percent = 10 * (1 + self.rng.below(10));
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(names::LIMIT.into(), percent.to_string());
+        self.put(pod);
+    }
+
+    fn make_node(&mut self) {
+        let name = format!("node-{}", self.rng.below(NODES));
+        if self.api.nodes.contains_key(&name) {
+            if self.rng.chance(0.2) {
+                self.api.nodes.remove(&name);
+                self.api.news.push_back(News::NodeGone(name.clone()));
+                // What ran there is gone with it.
+                let on = |h: &&Held| h.pod.spec.node_name.as_deref() == Some(&name);
+                let pods: Vec<String> =
+                    self.api.pods.values().filter(on).map(|h| h.pod.uid().into()).collect();
+                pods.iter().for_each(|uid| self.gone(uid));
+            }
+            return;
+        }
+        let gpus = 1 + self.rng.below(4);
+        let zone = ["x", "y"][self.rng.below(2) as usize];
+        let mem_mib = [16_000, 32_000][self.rng.below(2) as usize];
+        let inventory =
+            json!({"gpus": gpus, "model": "a100", "mem_mib": mem_mib, "slots": SLOTS}).to_string();
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {"zone": zone},
+                         "annotations": {names::INVENTORY: inventory}},
+            "status": {
+                "allocatable": {names::RESOURCE: (gpus * u64::from(SLOTS)).to_string(),
+                                "cpu": "16", "memory": "64Gi"},
+                "conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+        .expect("it is a node");
+        self.put_node(node);
+    }
+
+    fn put_node(&mut self, node: Node) {
+        self.api.news.push_back(News::Node(Box::new(node.clone())));
+        self.api.nodes.insert(node.name().into(), node);
+    }
+
+    fn change_node(&mut self) {
+        let Some(name) = self.any_node() else { return self.make_node() };
+        let mut node = self.api.nodes[&name].clone();
+        let ready = |is: bool| if is { "True" } else { "False" };
+        match self.rng.below(6) {
+            0 | 1 => {
+                let status = node.status.get_or_insert_default();
+                let conditions = status.conditions.get_or_insert_default();
+                let is = conditions[0].status == "True";
+                conditions[0].status = ready(!is).into();
+            }
+            2 => {
+                let spec = node.spec.get_or_insert_default();
+                spec.unschedulable = Some(spec.unschedulable != Some(true));
+            }
+            3 => {
+                let spec = node.spec.get_or_insert_default();
+                let odd = Taint { key: "odd".into(), value: None, effect: "NoSchedule".into() };
+                spec.taints = if spec.taints.is_some() { None } else { Some(vec![odd]) };
+            }
+            _ => {
+                let labels = node.metadata.labels.get_or_insert_default();
+                let zone = if labels.get("zone").is_some_and(|z| z == "x") { "y" } else { "x" };
+                labels.insert("zone".into(), zone.into());
+            }
+        }
+        self.put_node(node);
+    }
+
+    // ---- what passes between server and scheduler --------------------------------------------
+
+    /// Watchers are told some of the news, in order.
+    fn tell(&mut self) {
+        for _ in 0..=self.rng.below(6) {
+            match self.api.news.pop_front() {
+                Some(News::Pod(pod)) => self.world.pod(*pod),
+                Some(News::PodGone(uid)) => self.world.pod_gone(&uid),
+                Some(News::Node(node)) => self.world.node(*node),
+                Some(News::NodeGone(name)) => self.world.node_gone(&name),
+                None => return,
+            }
+        }
+    }
+
+    /// A watch is lost (410 Gone): everything is listed anew.
+    fn relist(&mut self) {
+        self.out.relists += 1;
+        self.api.news.clear();
+        for node in self.api.nodes.values() {
+            self.world.node(node.clone());
+        }
+        for held in self.api.pods.values() {
+            self.world.pod(held.pod.clone());
+        }
+        let pods: BTreeSet<String> = self.api.pods.keys().cloned().collect();
+        let nodes: BTreeSet<String> = self.api.nodes.keys().cloned().collect();
+        self.world.listed(&pods, &nodes);
+    }
+
+    /// The scheduler is killed; another one knows nothing but what the server says. Writes that
+    /// were under way may still arrive.
+    fn restart(&mut self) {
+        self.out.restarts += 1;
+        self.check_journal();
+        for write in std::mem::take(&mut self.under_way) {
+            if self.rng.chance(0.5) {
+                self.apply(&write);
+            }
+        }
+        self.settings.term += 1;
+        self.world = World::new(self.settings.clone()).expect("the policy was built before");
+        self.counts = Counts::default();
+        self.relist();
+    }
+
+    /// The server answers a write, or not.
+    fn answer(&mut self) {
+        let n = self.under_way.len() as u64;
+        if n == 0 {
+            return;
+        }
+        let at = self.rng.below(n.min(8)) as usize;
+        let write = self.under_way.remove(at).expect("it was just counted");
+        let answer = match self.rng.below(20) {
+            // 429: not now.
+            0 if self.faults => Answer::Later,
+            // 500 or a lost connection, before or after it was written.
+            1 if self.faults => Answer::Lost,
+            2 if self.faults => {
+                self.apply(&write);
+                Answer::Lost
+            }
+            _ => self.apply(&write),
+        };
+        if !matches!(write, Write::Explain { .. }) {
+            self.world.answer(&write, answer);
+        }
+    }
+
+    /// As a real API server does it: 404 and 409 are refusals, except of a binding that is there
+    /// already, which is what a repeated binding wants to know.
+    fn apply(&mut self, write: &Write) -> Answer {
+        let Some(held) = self.api.pods.get(&write.pod().uid) else { return Answer::Refused };
+        let mut pod = held.pod.clone();
+        match write {
+            Write::Bind { node, assignment, .. } => {
+                let same = pod.spec.node_name.as_ref() == Some(node)
+                    && pod.annotation(names::ASSIGNMENT) == Some(assignment);
+                let gated = pod.spec.scheduling_gates.is_some();
+                if same {
+                    return Answer::Done;
+                } else if pod.spec.node_name.is_some() || gated || held.grace > 0 {
+                    return Answer::Refused;
+                }
+                pod.spec.node_name = Some(node.clone());
+                let annotations = pod.metadata.annotations.get_or_insert_default();
+                annotations.insert(names::ASSIGNMENT.into(), assignment.clone());
+                let may = self
+                    .api
+                    .nodes
+                    .get(node)
+                    .map(|n| crate::constraint::Constraint::of(&pod).allows(n));
+                // A node may change after the decision; the scheduler saw it as it was told.
+                if may == Some(false) && self.api.news.is_empty() && !self.faults {
+                    self.out.misplaced += 1;
+                }
+                self.put(pod);
+            }
+            Write::Assign { assignment, .. } => {
+                let annotations = pod.metadata.annotations.get_or_insert_default();
+                annotations.insert(names::ASSIGNMENT.into(), assignment.clone());
+                self.put(pod);
+            }
+            Write::Evict { .. } => {
+                // A disruption budget may say: not now.
+                if self.faults && self.rng.chance(0.2) {
+                    return Answer::Later;
+                }
+                let uid = pod.uid().to_string();
+                self.delete(&uid);
+            }
+            Write::Explain { .. } => {}
+        }
+        Answer::Done
+    }
+
+    // ---- what has to hold --------------------------------------------------------------------
+
+    /// The ledger as the objects of the server say.
+    fn truth(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        for node in self.api.nodes.values() {
+            if let Some(shape) = Shape::of(node, names::RESOURCE) {
+                let limits = Limits { gpus: shape.gpus, mem_mib: shape.mem_mib, pods: SLOTS };
+                ledger.set_node(node.name(), limits);
+            }
+        }
+        for held in self.api.pods.values().filter(|h| !h.pod.has_ended()) {
+            if let (Some(node), Some(assignment)) =
+                (&held.pod.spec.node_name, Assignment::of(&held.pod))
+            {
+                ledger.set(held.pod.uid(), Some(Hold::of(node, &assignment)));
+            }
+        }
+        ledger
+    }
+
+    fn check(&mut self) {
+        let over = self.truth().over() as u64;
+        self.out.over_allocations += over;
+        if over > 0 && self.out.first.is_none() {
+            self.out.first =
+                Some(format!("operation {}: a GPU is given away twice", self.out.operations));
+        }
+    }
+
+    fn check_journal(&mut self) {
+        let journal = self.world.journal();
+        if journal.is_empty() {
+            return;
+        }
+        let mut replay = roommate_core::journal::replay::Replay::default();
+        let read = roommate_core::journal::read(&journal[..], &mut replay);
+        let wrong = match (read, replay.difference) {
+            (Err(e), _) => Some(format!("the journal cannot be read: {e}")),
+            (_, Some(d)) => Some(format!("the replay differs at step {}", d.step)),
+            _ => None,
+        };
+        if let Some(wrong) = wrong {
+            self.out.first.get_or_insert(wrong);
+            self.out.leaks += 1;
+        }
+    }
+
+    /// Nothing fails any more, and everything comes to rest.
+    fn settle(&mut self) {
+        self.faults = false;
+        self.api.wanted.clear();
+        for _ in 0..400 {
+            self.now = self.now + Span(1_000_000);
+            while !self.api.news.is_empty() {
+                self.tell();
+                self.step();
+            }
+            while !self.under_way.is_empty() {
+                self.answer();
+                self.step();
+            }
+            self.step();
+            for uid in self.api.pods.keys().cloned().collect::<Vec<_>>() {
+                let held = &self.api.pods[&uid];
+                if held.pod.metadata.deletion_timestamp.is_some() {
+                    self.gone(&uid);
+                    self.api.wanted.clear();
+                } else if let Some(assignment) = Assignment::of(&held.pod) {
+                    let mut pod = held.pod.clone();
+                    let applied = serde_json::to_string(&assignment.applied()).unwrap_or_default();
+                    let annotations = pod.metadata.annotations.get_or_insert_default();
+                    if annotations.get(names::APPLIED) != Some(&applied) {
+                        annotations.insert(names::APPLIED.into(), applied);
+                        self.put(pod);
+                    }
+                }
+            }
+            self.check();
+        }
+    }
+
+    fn finish(&mut self) {
+        let truth = self.truth();
+        let uids: Vec<String> = self.api.pods.keys().cloned().collect();
+        let holds = |ledger: &Ledger| -> BTreeMap<String, Hold> {
+            let of = |uid: &String| Some((uid.clone(), ledger.of(uid)?.clone()));
+            uids.iter().filter_map(of).collect()
+        };
+        let (own, real) = (holds(self.world.ledger()), holds(&truth));
+        let differs = own.iter().filter(|(uid, hold)| real.get(*uid) != Some(hold)).count()
+            + real.keys().filter(|uid| !own.contains_key(*uid)).count()
+            + self.world.ledger().pods().saturating_sub(own.len());
+        self.out.leaks += differs as u64;
+        if differs > 0 {
+            self.out.first.get_or_insert(format!("{differs} holds differ from the server's"));
+        }
+        self.check_journal();
+        self.restart();
+        let rebuilt = holds(self.world.ledger());
+        self.out.equal_to_rebuild = rebuilt == own;
+        if !self.out.equal_to_rebuild {
+            self.out.first.get_or_insert("a rebuilt ledger differs".into());
+        }
+    }
+}

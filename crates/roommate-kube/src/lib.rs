@@ -1,0 +1,11 @@
+//! Roommate on Kubernetes: a scheduler of pods that ask for parts of GPUs, and an agent of each
+//! node.
+
+pub mod assignment;
+pub mod constraint;
+pub mod fuzz;
+pub mod ledger;
+pub mod names;
+pub mod objects;
+pub mod request;
+pub mod world;
