@@ -466,7 +466,8 @@ impl Fuzz {
         }
         let pods: BTreeSet<String> = self.api.pods.keys().cloned().collect();
         let nodes: BTreeSet<String> = self.api.nodes.keys().cloned().collect();
-        self.world.listed(&pods, &nodes);
+        self.world.pods_listed(&pods);
+        self.world.nodes_listed(&nodes);
     }
 
     /// The scheduler is killed; another one knows nothing but what the server says. Writes that

@@ -2,10 +2,13 @@
 //! node.
 
 pub mod assignment;
+pub mod bench;
+pub mod client;
 pub mod constraint;
 pub mod fuzz;
 pub mod ledger;
 pub mod names;
 pub mod objects;
 pub mod request;
+pub mod scheduler;
 pub mod world;

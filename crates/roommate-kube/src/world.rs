@@ -442,6 +442,11 @@ impl World {
             known.request = Some(Request::of(&pod, &self.settings.resource));
         }
         known.assignment = Assignment::of(&pod);
+        if let Some(assignment) = known.assignment.as_ref().filter(|_| ours) {
+            // A term is never reused, even if the Lease that counts them was deleted.
+            self.settings.term = self.settings.term.max(assignment.term);
+            self.decisions = self.decisions.max(assignment.decision);
+        }
         known.applied = Applied::of(&pod);
         known.pod = pod;
         known.notice();
@@ -527,15 +532,24 @@ impl World {
         }
     }
 
-    /// All pods and nodes were listed anew: what is not among them is gone.
-    pub fn listed(&mut self, pods: &BTreeSet<String>, nodes: &BTreeSet<String>) {
+    /// All pods were listed anew: what is not among them is gone.
+    pub fn pods_listed(&mut self, uids: &BTreeSet<String>) {
         let mut gone: Vec<String> =
-            self.pods.keys().filter(|uid| !pods.contains(*uid)).cloned().collect();
+            self.pods.keys().filter(|uid| !uids.contains(*uid)).cloned().collect();
         gone.sort_unstable();
         gone.iter().for_each(|uid| self.pod_gone(uid));
+    }
+
+    /// The same of nodes.
+    pub fn nodes_listed(&mut self, names: &BTreeSet<String>) {
         let gone: Vec<String> =
-            self.nodes.keys().filter(|name| !nodes.contains(*name)).cloned().collect();
+            self.nodes.keys().filter(|name| !names.contains(*name)).cloned().collect();
         gone.iter().for_each(|name| self.node_gone(name));
+    }
+
+    /// Pods and nodes that are known.
+    pub fn known(&self) -> (usize, usize) {
+        (self.pods.len(), self.nodes.len())
     }
 
     /// The answer to a write; `same` is the write.

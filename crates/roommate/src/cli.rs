@@ -1,6 +1,7 @@
 //! The command line.
 
 pub(crate) mod help;
+pub(crate) mod kube;
 pub(crate) mod machine;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -79,6 +80,9 @@ pub(crate) enum Command {
     Token(machine::Token),
     /// Run a mix of jobs in the foreground, and report on it
     Run(machine::Run),
+    /// Share the GPUs of a Kubernetes cluster
+    #[command(subcommand)]
+    Kube(kube::Kube),
     #[command(hide = true)]
     Keeper(machine::Keeper),
     #[command(hide = true)]

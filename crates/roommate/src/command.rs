@@ -5,6 +5,7 @@ mod compare;
 mod doctor;
 mod events;
 mod explain;
+mod kube;
 mod learned;
 mod logs;
 mod machine;
@@ -67,6 +68,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Learned(args) => learned::run(&args),
         Command::Token(command) => token::run(command),
         Command::Run(args) => run::run(&args),
+        Command::Kube(command) => kube::run(command),
         Command::Keeper(args) => up::keeper(&args),
         Command::Front(args) => {
             let spec = Spec::read(&args.spec).map_err(anyhow::Error::msg)?;

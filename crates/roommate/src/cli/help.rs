@@ -18,6 +18,7 @@ const GROUPS: &[(&str, &[&str])] = &[
             "resize", "cancel", "down", "token", "doctor", "learned",
         ],
     ),
+    ("Kubernetes", &["kube"]),
     ("Measure", &["profile", "predict"]),
     ("Traces", &["trace"]),
     ("Shell", &["completions"]),

@@ -1,0 +1,435 @@
+//! The scheduler: the [world](crate::world) between the watches of an API server and its writes.
+//!
+//! One thread: what was observed meanwhile is decided together, writes are sent side by side. A
+//! scheduler that starts knows nothing but what pods and nodes say, and decides nothing before it
+//! has seen all of them.
+
+mod lease;
+mod metrics;
+mod status;
+mod watch;
+mod write;
+
+pub use lease::Election;
+
+use crate::client::{Access, Error, client};
+use crate::world::{Answer, PodRef, Settings, World, Write};
+use futures::StreamExt as _;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use kube::Client;
+use lease::Held;
+use metrics::Metrics;
+use roommate_core::time::Time;
+use status::Ask;
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{self, Receiver};
+use tokio::time::sleep;
+use watch::News;
+use write::Writer;
+
+/// How to run a scheduler.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The API server.
+    pub access: Access,
+    /// How it schedules.
+    pub settings: Settings,
+    /// Where it answers over HTTP.
+    pub listen: Option<SocketAddr>,
+    /// How it elects a leader; none = it is the only scheduler.
+    pub election: Option<Election>,
+    /// Most writes that are under way at a time.
+    pub in_flight: usize,
+    /// This process, in events.
+    pub instance: String,
+}
+
+/// Most explanations and events that wait to be written; the oldest are dropped.
+const MOST_SIDE: usize = 20_000;
+/// Of the writes that are under way, how many may be explanations and events.
+const SIDE_IN_FLIGHT: usize = 4;
+/// Most news that are looked at before it is decided.
+const AT_ONCE: usize = 4096;
+/// The least pause between two decisions: what arrives meanwhile is decided together.
+const GATHER: Duration = Duration::from_millis(2);
+
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Schedules until `ended` is ready or the lease is lost. `told` hears what people want to know.
+pub async fn run(
+    options: Options,
+    ended: impl Future<Output = ()>,
+    told: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
+    // A policy that does not exist is told before anybody waits for a cluster.
+    World::new(options.settings.clone())?;
+    let client = client(&options.access).await?;
+    let version = client.apiserver_version().await.map_err(Error::api("the API server"))?;
+    told(&format!("API server: Kubernetes {}", version.git_version));
+    let (to_asks, mut asks) = mpsc::channel(16);
+    if let Some(at) = options.listen {
+        let at = status::serve(at, to_asks.clone()).await?;
+        told(&format!("http://{at}: /healthz, /readyz, /metrics, /debug/snapshot"));
+    }
+    let mut ended = std::pin::pin!(ended);
+    let held = match &options.election {
+        None => None,
+        Some(election) => {
+            let mut acquire = std::pin::pin!(election.acquire(&client, told));
+            let held = loop {
+                tokio::select! {
+                    held = &mut acquire => break held,
+                    Some(ask) = asks.recv() => answer_idle(ask),
+                    () = &mut ended => return Ok(()),
+                }
+            };
+            let named = format!("lease {}/{}", election.namespace, election.name);
+            Some(held.map_err(|e| Error::Other(format!("{named}: {e}")))?)
+        }
+    };
+    let term = held.as_ref().map_or(1, |h| h.term);
+    if held.is_some() {
+        told(&format!("leads, term {term}"));
+    }
+    let settings = Settings { term, ..options.settings.clone() };
+    let writer = Writer {
+        client: client.clone(),
+        scheduler: options.settings.scheduler.clone(),
+        instance: options.instance.clone(),
+    };
+    let leader = Leader {
+        world: World::new(settings)?,
+        writer,
+        in_flight: options.in_flight.max(SIDE_IN_FLIGHT + 1),
+        began: Instant::now(),
+        synced: (false, false),
+        writes: VecDeque::new(),
+        side: VecDeque::new(),
+        under_way: FuturesUnordered::new(),
+        side_under_way: 0,
+        first_seen: HashMap::new(),
+        metrics: Metrics::default(),
+        troubles: Troubles::default(),
+        term,
+    };
+    leader.lead(client, held, asks, ended, told).await
+}
+
+fn answer_idle(ask: Ask) {
+    match ask {
+        Ask::Ready(to) => drop(to.send(Ok("ok: another scheduler leads".into()))),
+        Ask::Metrics(to) => drop(to.send(Metrics::default().page(None, 0))),
+        Ask::Snapshot(to) => drop(to.send(Vec::new())),
+    }
+}
+
+/// A write that was answered.
+struct Answered {
+    write: Option<Write>,
+    answer: Answer,
+    failed: Option<String>,
+    took: Duration,
+}
+
+/// What is written besides: nobody waits for it.
+enum Side {
+    Explain(Write),
+    Scheduled(PodRef, String),
+}
+
+struct Leader {
+    world: World,
+    writer: Writer,
+    in_flight: usize,
+    began: Instant,
+    /// Whether all pods were listed, and all nodes.
+    synced: (bool, bool),
+    writes: VecDeque<Write>,
+    side: VecDeque<Side>,
+    under_way: FuturesUnordered<BoxFuture<'static, Answered>>,
+    side_under_way: usize,
+    /// Since when a pod is known that is not bound.
+    first_seen: HashMap<String, Instant>,
+    metrics: Metrics,
+    troubles: Troubles,
+    term: u64,
+}
+
+/// Failures are told now and then, not each.
+#[derive(Default)]
+struct Troubles {
+    last: Option<Instant>,
+    silent: u64,
+}
+
+impl Troubles {
+    fn tell(&mut self, what: &str, told: &mut dyn FnMut(&str)) {
+        if self.last.is_some_and(|at| at.elapsed() < Duration::from_secs(1)) {
+            self.silent += 1;
+            return;
+        }
+        let more = std::mem::take(&mut self.silent);
+        self.last = Some(Instant::now());
+        match more {
+            0 => told(what),
+            n => told(&format!("{what} (and {n} more)")),
+        }
+    }
+}
+
+impl Leader {
+    async fn lead(
+        mut self,
+        client: Client,
+        mut held: Option<Held>,
+        mut asks: Receiver<Ask>,
+        mut ended: std::pin::Pin<&mut impl Future<Output = ()>>,
+        told: &mut dyn FnMut(&str),
+    ) -> Result<(), Error> {
+        let (to_news, mut news) = mpsc::channel(AT_ONCE);
+        let watches = [
+            tokio::spawn(watch::pods(client.clone(), to_news.clone())),
+            tokio::spawn(watch::nodes(client.clone(), to_news.clone())),
+            tokio::spawn(watch::groups(client.clone(), to_news)),
+        ];
+        let (to_lease, mut lease) = mpsc::channel(1);
+        // Without an election nobody else writes.
+        let mut valid = held.as_ref().map_or(self.began + FOREVER, Held::valid_until);
+        let mut renewing =
+            held.take().map(|held| tokio::spawn(renew(client.clone(), held, to_lease)));
+        let mut batch = Vec::new();
+        let mut decided = Instant::now();
+        let mut pending = false;
+        let outcome = loop {
+            let due = self.next_decision(pending, decided);
+            tokio::select! {
+                biased;
+                () = &mut ended => break Ok(()),
+                renewed = lease.recv(), if renewing.is_some() => match renewed {
+                    Some(Ok(until)) => valid = until,
+                    Some(Err(why)) => break Err(Error::Lost(format!("lost the lease: {why}"))),
+                    None => break Err(Error::Lost("lost the lease".into())),
+                },
+                n = news.recv_many(&mut batch, AT_ONCE) => {
+                    if n == 0 {
+                        break Err(Error::Other("the watches have ended".into()));
+                    }
+                    for one in batch.drain(..) {
+                        self.hear(one, told);
+                    }
+                    pending = true;
+                }
+                Some(answered) = self.under_way.next(), if !self.under_way.is_empty() => {
+                    self.answered(answered, told);
+                    pending = true;
+                }
+                Some(ask) = asks.recv() => self.answer(ask),
+                () = sleep(due) => {}
+            }
+            if Instant::now() >= valid {
+                break Err(Error::Lost("could not renew the lease in time".into()));
+            }
+            if self.next_decision(pending, decided).is_zero() && self.synced == (true, true) {
+                self.decide();
+                decided = Instant::now();
+                pending = false;
+            }
+            self.send(valid);
+        };
+        watches.iter().for_each(tokio::task::JoinHandle::abort);
+        if let Some(task) = renewing.take() {
+            lease.close();
+            if outcome.is_ok()
+                && let Ok(Some(held)) = task.await
+            {
+                held.release(&client).await;
+            }
+        }
+        outcome
+    }
+
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX / 4))
+    }
+
+    /// How long until it has to be decided again.
+    fn next_decision(&self, pending: bool, decided: Instant) -> Duration {
+        if pending {
+            return GATHER.saturating_sub(decided.elapsed());
+        }
+        let most = Duration::from_secs(1);
+        let due = self.world.due().filter(|_| self.synced == (true, true));
+        due.map_or(most, |at| Duration::from_micros(at.0.saturating_sub(self.now().0)).min(most))
+    }
+
+    fn hear(&mut self, news: News, told: &mut dyn FnMut(&str)) {
+        match news {
+            News::Pod(pod) => {
+                if pod.spec.node_name.is_none() && !self.first_seen.contains_key(pod.uid()) {
+                    self.first_seen.insert(pod.uid().into(), Instant::now());
+                }
+                self.world.pod(*pod);
+            }
+            News::PodGone(uid) => {
+                self.first_seen.remove(&uid);
+                self.world.pod_gone(&uid);
+            }
+            News::Pods(all) => {
+                self.metrics.relists += u64::from(self.synced.0);
+                self.first_seen.retain(|uid, _| all.contains(uid));
+                self.world.pods_listed(&all);
+                self.synced.0 = true;
+                self.tell_synced(told);
+            }
+            News::Node(node) => self.world.node(*node),
+            News::NodeGone(name) => self.world.node_gone(&name),
+            News::Nodes(all) => {
+                self.metrics.relists += u64::from(self.synced.1);
+                self.world.nodes_listed(&all);
+                self.synced.1 = true;
+                self.tell_synced(told);
+            }
+            News::Group { namespace, name, size } => self.world.group(&namespace, &name, size),
+            News::Trouble(what) => {
+                self.metrics.failures += 1;
+                self.troubles.tell(&what, told);
+            }
+        }
+    }
+
+    fn tell_synced(&self, told: &mut dyn FnMut(&str)) {
+        if self.synced == (true, true) {
+            let (pods, nodes) = self.world.known();
+            told(&format!("knows {nodes} nodes and {pods} pods"));
+        }
+    }
+
+    fn decide(&mut self) {
+        let began = Instant::now();
+        for write in self.world.step(self.now()) {
+            match write {
+                Write::Explain { .. } => self.later(Side::Explain(write)),
+                write => self.writes.push_back(write),
+            }
+        }
+        self.metrics.decide.add(began.elapsed());
+    }
+
+    fn later(&mut self, side: Side) {
+        if self.side.len() >= MOST_SIDE {
+            self.side.pop_front();
+            self.metrics.dropped += 1;
+        }
+        self.side.push_back(side);
+    }
+
+    /// Sends what may be sent: nothing once the lease may be another's.
+    fn send(&mut self, valid: Instant) {
+        if Instant::now() >= valid {
+            return;
+        }
+        while self.under_way.len() - self.side_under_way < self.in_flight
+            && let Some(write) = self.writes.pop_front()
+        {
+            let writer = self.writer.clone();
+            let sent = Instant::now();
+            self.under_way.push(Box::pin(async move {
+                let (answer, failed) = writer.carry_out(&write).await;
+                Answered { write: Some(write), answer, failed, took: sent.elapsed() }
+            }));
+        }
+        while self.side_under_way < SIDE_IN_FLIGHT
+            && let Some(side) = self.side.pop_front()
+        {
+            let writer = self.writer.clone();
+            let sent = Instant::now();
+            self.side_under_way += 1;
+            self.under_way.push(Box::pin(async move {
+                let (answer, failed) = match side {
+                    Side::Explain(write) => writer.carry_out(&write).await,
+                    Side::Scheduled(pod, note) => {
+                        let event = writer.event(&pod, "Normal", "Scheduled", "Binding", &note);
+                        (Answer::Done, event.await.err().map(|e| e.to_string()))
+                    }
+                };
+                Answered { write: None, answer, failed, took: sent.elapsed() }
+            }));
+        }
+    }
+
+    fn answered(&mut self, answered: Answered, told: &mut dyn FnMut(&str)) {
+        let Answered { write, answer, failed, took } = answered;
+        if let Some(failed) = failed {
+            self.metrics.failures += 1;
+            let what = write.as_ref().map_or_else(|| "event".into(), describe);
+            self.troubles.tell(&format!("{what}: {failed}"), told);
+        }
+        let Some(write) = write else {
+            self.side_under_way -= 1;
+            return;
+        };
+        if let (Write::Bind { pod, node, .. }, Answer::Done) = (&write, answer) {
+            self.metrics.bind.add(took);
+            if let Some(first) = self.first_seen.remove(&pod.uid) {
+                self.metrics.wait.add(first.elapsed());
+            }
+            let note =
+                format!("Successfully assigned {}/{} to {node}", pod.namespace, pod.name);
+            self.later(Side::Scheduled(pod.clone(), note));
+        }
+        self.world.answer(&write, answer);
+    }
+
+    fn answer(&self, ask: Ask) {
+        match ask {
+            Ask::Ready(to) => drop(to.send(match self.synced {
+                (true, true) => Ok("ok: leads".into()),
+                _ => Err("pods and nodes are being listed".into()),
+            })),
+            Ask::Metrics(to) => {
+                drop(to.send(self.metrics.page(Some(&self.world), self.term)));
+            }
+            Ask::Snapshot(to) => drop(to.send(self.world.journal())),
+        }
+    }
+}
+
+fn describe(write: &Write) -> String {
+    let PodRef { namespace, name, .. } = write.pod();
+    match write {
+        Write::Bind { node, .. } => format!("bind {namespace}/{name} to {node}"),
+        Write::Assign { .. } => format!("assignment of {namespace}/{name}"),
+        Write::Evict { .. } => format!("evict {namespace}/{name}"),
+        Write::Explain { .. } => format!("explain {namespace}/{name}"),
+    }
+}
+
+/// Renews the lease until nobody wants to hear of it; gives it back then.
+async fn renew(
+    client: Client,
+    mut held: Held,
+    to: mpsc::Sender<Result<Instant, String>>,
+) -> Option<Held> {
+    loop {
+        tokio::select! {
+            () = to.closed() => return Some(held),
+            () = sleep(held.next()) => {}
+        }
+        let renewed = held.renew(&client).await;
+        let told = match renewed {
+            Ok(()) if Instant::now() < held.valid_until() => Ok(held.valid_until()),
+            Ok(()) => Err("could not renew it in time".into()),
+            Err(why) => Err(why),
+        };
+        let lost = told.is_err();
+        if to.send(told).await.is_err() {
+            return Some(held);
+        }
+        if lost {
+            return None;
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Flags of the commands for Kubernetes.
+
+use super::Output;
+use clap::{Args, Subcommand};
+use roommate_kube::client::Access;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// The commands of `roommate kube`.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Kube {
+    /// Schedule the pods of a cluster that name the scheduler
+    Scheduler(Scheduler),
+    /// Measure how fast pods are bound on an API server, beside a peer
+    Bench(Bench),
+    /// Try the scheduler with random operations against an API server that fails in every way
+    Fuzz(Fuzz),
+}
+
+/// How to reach the API server.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Cluster {
+    /// Kubeconfig file; `$KUBECONFIG`, `~/.kube/config`, or the service account of the pod, unless
+    /// given
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, if not its current one
+    #[arg(long, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+}
+
+impl Cluster {
+    pub(crate) fn access(&self) -> Access {
+        Access { kubeconfig: self.kubeconfig.clone(), context: self.context.clone() }
+    }
+}
+
+/// Flags of `roommate kube scheduler`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Scheduler {
+    #[command(flatten)]
+    pub(crate) cluster: Cluster,
+    /// The policy that decides; `roommate policies` lists them
+    #[arg(long, short, default_value = "roommate", value_name = "POLICY")]
+    pub(crate) policy: String,
+    /// Set a parameter of the policy: name=value, the value as JSON or plain text
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Most pods on a GPU; nodes that offer fewer places are not used
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::tenants())]
+    pub(crate) max_tenants: u8,
+    /// Seed of the policy's randomness
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) seed: u64,
+    /// Name by which pods choose this scheduler (`spec.schedulerName`)
+    #[arg(long, default_value = roommate_kube::names::SCHEDULER, value_name = "NAME")]
+    pub(crate) name: String,
+    /// Address for health checks, metrics and snapshots; `none` = no address
+    #[arg(long, default_value = "127.0.0.1:10261", value_name = "ADDRESS")]
+    #[arg(value_parser = address)]
+    pub(crate) listen: Address,
+    /// Namespace of the lease by which schedulers elect their leader
+    #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
+    pub(crate) lease_namespace: String,
+    /// Name of the lease
+    #[arg(long, default_value = "roommate-scheduler", value_name = "NAME")]
+    pub(crate) lease_name: String,
+    /// Seconds that a lease holds after it was renewed
+    #[arg(long, default_value_t = 15.0, value_name = "SECONDS", value_parser = lease_seconds)]
+    pub(crate) lease_seconds: f64,
+    /// Do not elect a leader: this is the only scheduler
+    #[arg(long)]
+    pub(crate) no_leader_election: bool,
+    /// Most writes that are under way at a time
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) in_flight: u16,
+}
+
+/// An address, or none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Address(pub(crate) Option<SocketAddr>);
+
+fn address(text: &str) -> Result<Address, String> {
+    if text == "none" {
+        return Ok(Address(None));
+    }
+    text.parse().map(|at| Address(Some(at))).map_err(|_| {
+        "expected an address with a port such as 127.0.0.1:10261, or none".to_string()
+    })
+}
+
+fn lease_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| (1.0..=3600.0).contains(s));
+    seconds.ok_or_else(|| "expected a number from 1 to 3600".into())
+}
+
+/// Flags of `roommate kube bench`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub(crate) cluster: Cluster,
+    /// Nodes to create, without kubelets
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub(crate) nodes: u32,
+    /// GPUs of each node
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) gpus: u32,
+    /// Pods of one GPU each
+    #[arg(long, default_value_t = 2000, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=200_000))]
+    pub(crate) pods: u32,
+    /// The part of a GPU that each pod asks for, in percent
+    #[arg(long, default_value_t = 100, value_name = "PERCENT")]
+    #[arg(value_parser = clap::value_parser!(u32).range(25..=100))]
+    pub(crate) share: u32,
+    /// The policy
+    #[arg(long, short, default_value = "roommate", value_name = "POLICY")]
+    pub(crate) policy: String,
+    /// A scheduler to measure in the same run
+    #[arg(long, value_name = "NAME", value_parser = ["kube-scheduler"])]
+    pub(crate) peer: Option<String>,
+    /// Its program; unless given, looked for on the search path and where `make kube` keeps it
+    #[arg(long, value_name = "FILE", requires = "peer")]
+    pub(crate) peer_program: Option<PathBuf>,
+    /// Seconds that a scheduler may take
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub(crate) within: u64,
+    /// How to print the figures
+    #[arg(long, short, default_value = "table", value_name = "FORMAT")]
+    pub(crate) output: Output,
+}
+
+/// Flags of `roommate kube fuzz`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Fuzz {
+    /// Number of random operations
+    #[arg(long, default_value_t = 100_000, value_name = "N")]
+    pub(crate) operations: u64,
+    /// Seed of all of them
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) seed: u64,
+    /// The policy
+    #[arg(long, short, default_value = "roommate", value_name = "POLICY")]
+    pub(crate) policy: String,
+    /// How to print what became of it
+    #[arg(long, short, default_value = "table", value_name = "FORMAT")]
+    pub(crate) output: Output,
+}
