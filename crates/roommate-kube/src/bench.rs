@@ -346,11 +346,8 @@ impl Bench<'_> {
         if scheduler == names::SCHEDULER {
             let mut ledger = crate::ledger::Ledger::default();
             for i in 0..self.plan.nodes {
-                let limits = crate::ledger::Limits {
-                    gpus: self.plan.gpus as u16,
-                    mem_mib: 0,
-                    pods: SLOTS,
-                };
+                let limits =
+                    crate::ledger::Limits { gpus: self.plan.gpus as u16, mem_mib: 0, pods: SLOTS };
                 ledger.set_node(&node_name(i), limits);
             }
             for pod in &pods.items {
@@ -486,7 +483,9 @@ impl Bench<'_> {
                     break;
                 }
                 if Instant::now() > deadline {
-                    return Err(Error::Other(format!("{path}: {left} are still there after 120 s")));
+                    return Err(Error::Other(format!(
+                        "{path}: {left} are still there after 120 s"
+                    )));
                 }
                 sleep(Duration::from_millis(200)).await;
             }

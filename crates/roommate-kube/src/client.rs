@@ -119,7 +119,9 @@ pub async fn send(
     match tokio::time::timeout(WITHIN, client.request_text(request)).await {
         Ok(Ok(text)) => Ok(text),
         Ok(Err(error)) => Err(Failure::of(&error)),
-        Err(_) => Err(Failure { code: 0, what: format!("no answer within {} s", WITHIN.as_secs()) }),
+        Err(_) => {
+            Err(Failure { code: 0, what: format!("no answer within {} s", WITHIN.as_secs()) })
+        }
     }
 }
 
@@ -130,7 +132,9 @@ pub async fn get(client: &Client, path: &str) -> Result<Value, Failure> {
     match tokio::time::timeout(WITHIN, client.request::<Value>(request)).await {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(Failure::of(&error)),
-        Err(_) => Err(Failure { code: 0, what: format!("no answer within {} s", WITHIN.as_secs()) }),
+        Err(_) => {
+            Err(Failure { code: 0, what: format!("no answer within {} s", WITHIN.as_secs()) })
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::assignment::Assignment;
 use crate::ledger::{Hold, Ledger, Limits};
 use crate::names;
 use crate::objects::{Node, Pod, PodStatus, Taint};
+use crate::request::Request;
 use crate::world::{Answer, Counts, Settings, Shape, World, Write};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time as Timestamp};
 use roommate_core::math::rng::Rng;
@@ -34,8 +35,11 @@ pub struct Outcome {
     /// GPUs that were given away for more than there is, summed over all looks.
     pub over_allocations: u64,
     /// Pods that hold something in the ledger and not on a node, or the other way round, at the
-    /// end; and works that wait although nothing is in their way.
+    /// end; and pods that are stuck.
     pub leaks: u64,
+    /// Pods that wait at the end although a whole GPU is idle for them. A policy may have a reason;
+    /// for those that never leave a GPU idle it counts as a leak.
+    pub stuck: u64,
     /// Pods whose constraints do not allow their node.
     pub misplaced: u64,
     /// Whether a scheduler that starts anew comes to the same ledger.
@@ -62,6 +66,8 @@ pub struct Outcome {
 const SLOTS: u32 = 4;
 /// Pods beyond which none are made.
 const CROWD: usize = 60;
+/// Policies that leave no GPU idle while a pod waits that fits on it.
+const WORK_CONSERVING: [&str; 4] = ["fifo-backfill", "srtf", "tiresias", "roommate"];
 /// Nodes.
 const NODES: u64 = 6;
 
@@ -148,8 +154,8 @@ impl Fuzz {
         match self.rng.below(100) {
             0..=17 => self.make_pods(),
             18..=23 => self.delete_pod(),
-            24..=39 => self.progress(),
-            40..=42 => self.change_node(),
+            24..=39 => (0..3).for_each(|_| self.progress()),
+            40 if self.rng.chance(0.3) => self.change_node(),
             43 => self.make_node(),
             44 => self.resize(),
             45 if self.rng.chance(0.3) => self.restart(),
@@ -312,8 +318,21 @@ impl Fuzz {
         }
     }
 
+    /// Pods that were bound to a node that is gone are removed, as the garbage collector does.
+    fn collect(&mut self) {
+        let nodes = &self.api.nodes;
+        let lost =
+            |h: &&Held| h.pod.spec.node_name.as_ref().is_some_and(|n| !nodes.contains_key(n));
+        let lost: Vec<String> =
+            self.api.pods.values().filter(lost).map(|h| h.pod.uid().into()).collect();
+        lost.iter().for_each(|uid| self.gone(uid));
+    }
+
     /// Kubelets and owners do what they do.
     fn progress(&mut self) {
+        if self.rng.chance(0.1) {
+            self.collect();
+        }
         if self.rng.chance(0.5)
             && let Some((_, like)) = self.api.wanted.pop()
         {
@@ -388,9 +407,11 @@ impl Fuzz {
             }
             return;
         }
-        let gpus = 1 + self.rng.below(4);
+        // A machine keeps its GPUs: a node that comes back under its name is the same one.
+        let number = name.as_bytes().iter().fold(0, |sum, b| sum + u64::from(*b));
+        let gpus = 1 + number % 4;
         let zone = ["x", "y"][self.rng.below(2) as usize];
-        let mem_mib = [16_000, 32_000][self.rng.below(2) as usize];
+        let mem_mib = [16_000, 32_000][(number % 2) as usize];
         let inventory =
             json!({"gpus": gpus, "model": "a100", "mem_mib": mem_mib, "slots": SLOTS}).to_string();
         let node: Node = serde_json::from_value(json!({
@@ -571,6 +592,7 @@ impl Fuzz {
         for held in self.api.pods.values().filter(|h| !h.pod.has_ended()) {
             if let (Some(node), Some(assignment)) =
                 (&held.pod.spec.node_name, Assignment::of(&held.pod))
+                && self.api.nodes.contains_key(node)
             {
                 ledger.set(held.pod.uid(), Some(Hold::of(node, &assignment)));
             }
@@ -579,11 +601,12 @@ impl Fuzz {
     }
 
     fn check(&mut self) {
-        let over = self.truth().over() as u64;
-        self.out.over_allocations += over;
-        if over > 0 && self.out.first.is_none() {
-            self.out.first =
-                Some(format!("operation {}: a GPU is given away twice", self.out.operations));
+        let truth = self.truth();
+        self.out.over_allocations += truth.over() as u64;
+        if let Some(over) = truth.describe_over()
+            && self.out.first.is_none()
+        {
+            self.out.first = Some(format!("operation {}: {over}", self.out.operations));
         }
     }
 
@@ -611,6 +634,7 @@ impl Fuzz {
         self.api.wanted.clear();
         for _ in 0..400 {
             self.now = self.now + Span(1_000_000);
+            self.collect();
             while !self.api.news.is_empty() {
                 self.tell();
                 self.step();
@@ -639,6 +663,34 @@ impl Fuzz {
         }
     }
 
+    /// Pods by themselves that wait although there is a whole GPU for them.
+    fn stuck(&self, truth: &Ledger) -> u64 {
+        let idle = |node: &Node, request: &Request| {
+            let Some(shape) = Shape::of(node, names::RESOURCE) else { return false };
+            let free = truth.node(node.name()).iter().take(shape.gpus.into());
+            let on = |h: &&Held| h.pod.spec.node_name.as_deref() == Some(node.name());
+            let here = || self.api.pods.values().filter(on).filter(|h| !h.pod.has_ended());
+            let cpu: u64 = here().map(|h| h.pod.needs("cpu", 1e-3)).sum();
+            node.is_ready()
+                && request.constraint.allows(node)
+                && cpu + 4000 <= u64::from(shape.cpu_milli)
+                && request.knobs.mem_mib <= shape.mem_mib
+                && free.into_iter().any(|held| held.pods == 0)
+        };
+        let waits = |held: &&Held| {
+            let pod = &held.pod;
+            let grouped = names::GROUP_LABELS.iter().any(|l| pod.label(l).is_some());
+            let gated = pod.spec.scheduling_gates.is_some();
+            let Ok(request) = Request::of(pod, names::RESOURCE) else { return false };
+            pod.spec.scheduler_name.as_deref() == Some(names::SCHEDULER)
+                && pod.spec.node_name.is_none()
+                && !(grouped || gated)
+                && request.gpus == 1
+                && self.api.nodes.values().any(|node| idle(node, &request))
+        };
+        self.api.pods.values().filter(waits).count() as u64
+    }
+
     fn finish(&mut self) {
         let truth = self.truth();
         let uids: Vec<String> = self.api.pods.keys().cloned().collect();
@@ -653,6 +705,11 @@ impl Fuzz {
         self.out.leaks += differs as u64;
         if differs > 0 {
             self.out.first.get_or_insert(format!("{differs} holds differ from the server's"));
+        }
+        self.out.stuck = self.stuck(&truth);
+        if self.out.stuck > 0 && WORK_CONSERVING.contains(&&*self.settings.policy) {
+            self.out.leaks += self.out.stuck;
+            self.out.first.get_or_insert("a pod waits although a GPU is idle for it".into());
         }
         self.check_journal();
         self.restart();

@@ -116,12 +116,30 @@ impl Ledger {
 
     /// GPUs on which more was given away than there is.
     pub fn over(&self) -> usize {
-        let over = |limits: &Limits, held: &&Held| {
+        self.each_over().count()
+    }
+
+    /// The first of them, with who holds it.
+    pub fn describe_over(&self) -> Option<String> {
+        let (node, gpu, limits, held) = self.each_over().next()?;
+        let on = |(_, hold): &(&String, &Hold)| hold.node == *node && hold.gpus.contains(&gpu);
+        let mut holders: Vec<_> = self.holds.iter().filter(on).collect();
+        holders.sort_by_key(|(pod, _)| pod.as_str());
+        Some(format!("GPU {gpu} of {node}: {held:?} of {limits:?}, held by {holders:?}"))
+    }
+
+    fn each_over(&self) -> impl Iterator<Item = (&String, u16, &Limits, &Held)> {
+        let is_over = |gpu: u16, limits: &Limits, held: &Held| {
             held.share_permille > 1000
                 || held.pods > limits.pods
+                || (held.pods > 0 && gpu >= limits.gpus)
                 || (limits.mem_mib > 0 && held.mem_mib > u64::from(limits.mem_mib))
         };
-        self.nodes.values().map(|(l, held)| held.iter().filter(|h| over(l, h)).count()).sum()
+        self.nodes.iter().flat_map(move |(node, (limits, held))| {
+            let each = held.iter().enumerate().map(|(i, held)| (i as u16, held));
+            let over = each.filter(move |(gpu, held)| is_over(*gpu, limits, held));
+            over.map(move |(gpu, held)| (node, gpu, limits, held))
+        })
     }
 
     fn change(&mut self, hold: &Hold, how: impl Fn(&mut Held, &Hold)) {

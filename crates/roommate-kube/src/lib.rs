@@ -11,4 +11,5 @@ pub mod names;
 pub mod objects;
 pub mod request;
 pub mod scheduler;
+pub mod view;
 pub mod world;

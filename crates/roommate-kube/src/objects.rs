@@ -419,7 +419,8 @@ pub fn amount(quantity: &Quantity) -> Option<f64> {
     let text = quantity.0.trim();
     // `1e3` is a number, `2E` and `1Ei` have units.
     let unit = |c: char| c.is_ascii_alphabetic();
-    let is_exponent = |at: usize| text[at + 1..].starts_with(|c: char| c.is_ascii_digit() || c == '-');
+    let is_exponent =
+        |at: usize| text[at + 1..].starts_with(|c: char| c.is_ascii_digit() || c == '-');
     let mut ends = text.match_indices(unit).map(|(at, _)| at).filter(|at| !is_exponent(*at));
     let end = ends.next().unwrap_or(text.len());
     let factor = match &text[end..] {

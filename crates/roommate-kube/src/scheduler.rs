@@ -376,8 +376,7 @@ impl Leader {
             if let Some(first) = self.first_seen.remove(&pod.uid) {
                 self.metrics.wait.add(first.elapsed());
             }
-            let note =
-                format!("Successfully assigned {}/{} to {node}", pod.namespace, pod.name);
+            let note = format!("Successfully assigned {}/{} to {node}", pod.namespace, pod.name);
             self.later(Side::Scheduled(pod.clone(), note));
         }
         self.world.answer(&write, answer);

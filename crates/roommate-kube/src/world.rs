@@ -621,7 +621,10 @@ impl World {
             let due = self.part.as_ref().and_then(|p| p.wake).is_some_and(|at| at <= now);
             let facts = self.gather();
             if facts.is_empty() && !due {
-                break;
+                if self.dirty.is_empty() {
+                    break;
+                }
+                continue;
             }
             // Without nodes nobody decides; pods were told so.
             let Some(part) = &mut self.part else { break };
@@ -641,7 +644,8 @@ impl World {
             facts.extend(self.room_of(&name));
         }
         let mut arriving = Vec::new();
-        while let Some(work) = self.dirty.pop_first() {
+        // What a fact of this round changes is looked at in the next one.
+        for work in std::mem::take(&mut self.dirty) {
             self.reconcile(work, &mut facts, &mut arriving);
         }
         facts.append(&mut self.downs);

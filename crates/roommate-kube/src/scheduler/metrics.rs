@@ -6,8 +6,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 /// Upper bounds of the classes of all histograms, in seconds.
-const BOUNDS: [f64; 12] =
-    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0];
+const BOUNDS: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0];
 
 /// Durations, by class.
 #[derive(Clone, Debug, Default)]

@@ -57,8 +57,7 @@ impl Writer {
 
     async fn assign(&self, pod: &PodRef, text: &str) -> Result<(), Failure> {
         // Another pod of the same name has another uid, and such a patch is refused.
-        let body =
-            json!({"metadata": {"uid": pod.uid, "annotations": {names::ASSIGNMENT: text}}});
+        let body = json!({"metadata": {"uid": pod.uid, "annotations": {names::ASSIGNMENT: text}}});
         send(&self.client, Method::PATCH, &path_of(pod), MERGE, &body).await.map(drop)
     }
 

@@ -85,9 +85,9 @@ fn address(text: &str) -> Result<Address, String> {
     if text == "none" {
         return Ok(Address(None));
     }
-    text.parse().map(|at| Address(Some(at))).map_err(|_| {
-        "expected an address with a port such as 127.0.0.1:10261, or none".to_string()
-    })
+    text.parse()
+        .map(|at| Address(Some(at)))
+        .map_err(|_| "expected an address with a port such as 127.0.0.1:10261, or none".to_string())
 }
 
 fn lease_seconds(text: &str) -> Result<f64, String> {

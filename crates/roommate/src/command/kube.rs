@@ -133,8 +133,7 @@ fn flatten(prefix: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
     match value {
         Value::Object(map) => {
             for (key, value) in map {
-                let name =
-                    if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
                 flatten(&name, value, rows);
             }
         }
