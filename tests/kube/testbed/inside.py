@@ -5,6 +5,7 @@ Runs in new PID and mount namespaces. When it ends, the kernel ends everything o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -27,7 +28,9 @@ def mount(what: Path, over: Path) -> None:
     subprocess.run(["mount", "--bind", str(what), str(over)], check=True)
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, programs: Path) -> None:
+    # The programs may lie in what the mounts below hide.
+    mount(programs, folder / "programs")
     settings = folder / "sysctls"
     settings.mkdir()
     for name, value in SYSCTLS.items():
@@ -66,8 +69,9 @@ class Service:
 
 def main() -> None:
     setup = json.loads(Path(sys.argv[1]).read_text())
-    folder, programs = Path(setup["folder"]), Path(setup["programs"])
-    prepare(folder)
+    folder = Path(setup["folder"])
+    programs = folder / "programs"
+    prepare(folder, Path(setup["programs"]))
     # containerd looks for its shim here.
     os.environ["PATH"] = f"{programs}/bin:{os.environ['PATH']}:/usr/sbin:/sbin"
     containerd = Service(
@@ -85,7 +89,9 @@ def main() -> None:
     services = [containerd, Service("kubelet", [str(programs / "bin/kubelet"), *setup["kubelet"]], folder)]
     while True:
         # As the first process it inherits every orphan of the node.
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid = status = 0
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(-1, os.WNOHANG)
         for service in services:
             if pid and pid == service.process.pid:
                 service.ended(status)

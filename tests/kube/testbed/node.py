@@ -52,8 +52,8 @@ class RealNode:
         return self.var / "lib/kubelet/device-plugins"
 
     def _start(self, labels: dict[str, str]) -> None:
-        for folder in (self.var / "lib", self.var / "log", self.run, self.folder / "cni", self.folder / "images"):
-            folder.mkdir(parents=True)
+        for name in ("var/lib", "var/log", "run", "cni", "images", "programs"):
+            (self.folder / name).mkdir(parents=True)
         (self.var / "run").symlink_to("/run")
         (self.var / "tmp").mkdir(mode=0o1777)
         busybox = programs() / "bin/busybox"
@@ -127,12 +127,12 @@ state = "/run/containerd"
   restrict_oom_score_adj = true
   disable_apparmor = true
 [plugins."io.containerd.grpc.v1.cri".cni]
-  bin_dir = "{programs()}/cni"
+  bin_dir = "{self.folder}/programs/cni"
   conf_dir = "{self.folder}/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-  BinaryName = "{programs()}/bin/runc"
+  BinaryName = "{self.folder}/programs/bin/runc"
   SystemdCgroup = false
 """
 
@@ -201,14 +201,21 @@ state = "/run/containerd"
 
     def kill_kubelet(self) -> None:
         """Ends the kubelet like a crash; it starts again after a second, and containers go on."""
-        self._kill("kubelet")
+        self._kill(self.kubelet_pid())
 
     def kill_containerd(self) -> None:
         """Ends containerd like a crash; it starts again after a second, and containers go on."""
-        self._kill("containerd")
+        self._kill(self.containerd_pid())
 
-    def _kill(self, program: str) -> None:
-        pid = int((self.folder / f"{program}.pid").read_text())
+    def kubelet_pid(self) -> int:
+        """The kubelet, as the node numbers it."""
+        return int((self.folder / "kubelet.pid").read_text())
+
+    def containerd_pid(self) -> int:
+        """containerd, as the node numbers it."""
+        return int((self.folder / "containerd.pid").read_text())
+
+    def _kill(self, pid: int) -> None:
         os.kill(host_pid(self._init(), pid), signal.SIGKILL)
 
     def _init(self) -> int:

@@ -97,7 +97,8 @@ class ControlPlane:
         self.ca = certificates / "apiserver.crt"
         self.programs.until("kube-apiserver", "writes its certificate", self.ca.exists)
         self.programs.until("kube-apiserver", "accepts its certificate", self._loads_ca)
-        self.api = self.api_of(self._tokens["admin"])
+        self.admin_token = self._tokens["admin"]
+        self.api = self.api_of(self.admin_token)
         self.until_ready()
         admin = self.kubeconfig()
         self.programs.start(
@@ -108,6 +109,8 @@ class ControlPlane:
                 f"--authentication-kubeconfig={admin}",
                 f"--authorization-kubeconfig={admin}",
                 f"--service-account-private-key-file={key}",
+                # Goes into each namespace, for pods that talk to the API server.
+                f"--root-ca-file={self.ca}",
                 "--leader-elect=false",
                 "--bind-address=127.0.0.1",
                 "--secure-port=0",
