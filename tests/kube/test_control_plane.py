@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from testbed import ApiError, ControlPlane, KwokNodes, TestbedError, programs
+from testbed import Api, ApiError, ControlPlane, KwokNodes, TestbedError, program_folder
 
 PENDING = {"schedulerName": "none", "containers": [{"name": "main", "image": "any"}]}
 """A pod that no scheduler takes."""
@@ -53,17 +53,21 @@ def test_a_service_account_may_do_only_what_it_was_granted(plane: ControlPlane, 
         "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
         {
             "metadata": {"name": namespace},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "system:node",
+            },
             "subjects": [{"kind": "ServiceAccount", "name": "agent", "namespace": namespace}],
         },
     )
-    plane.programs.until("kube-apiserver", "grants", lambda: allowed(agent.get, "/api/v1/nodes"))
+    plane.programs.until("kube-apiserver", "grants", lambda: allowed(agent, "/api/v1/nodes"))
     assert "agent" in plane.kubeconfig(account).read_text()
 
 
-def allowed(ask, path: str) -> bool:  # type: ignore[no-untyped-def]
+def allowed(api: Api, path: str) -> bool:
     try:
-        ask(path)
+        api.get(path)
     except ApiError as error:
         if error.status != 403:
             raise
@@ -121,7 +125,7 @@ def listeners(pid: int) -> list[str]:
 
 
 def test_a_program_that_ends_is_reported_with_its_log(plane: ControlPlane) -> None:
-    etcd = programs() / "bin/etcd"
+    etcd = program_folder() / "bin/etcd"
     plane.programs.start("broken", [etcd, "--no-such-flag"])
     with pytest.raises(TestbedError, match=r"broken: works: it ended; its log ends with:\n.*no-such-flag"):
         plane.programs.until("broken", "works", lambda: False)

@@ -61,7 +61,8 @@ class Testbed:
         return [
             int(place.name)
             for place in Path("/proc").glob("[0-9]*")
-            if self.mark.encode() in read(place / "environ") or self.folder.name.encode() in read(place / "cgroup")
+            if self.mark.encode() in read(place / "environ")
+            or self.folder.name.encode() in read(place / "cgroup")
         ]
 
     def bridged(self) -> list[str]:

@@ -4,7 +4,7 @@ from .api import Api, ApiError, Object, condition, pod_path
 from .kwok import GPU, KwokNodes
 from .node import BUSYBOX, RealNode
 from .plane import ControlPlane
-from .programs import Programs, TestbedError, programs
+from .programs import Programs, TestbedError, program_folder
 
 __all__ = [
     "BUSYBOX",
@@ -19,5 +19,5 @@ __all__ = [
     "TestbedError",
     "condition",
     "pod_path",
-    "programs",
+    "program_folder",
 ]

@@ -16,10 +16,13 @@ from .programs import TestbedError
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="kube-testbed",
-        description="Starts a Kubernetes on this machine, prints one line of JSON (kubeconfig, server, token, ca, "
-        "folder, bin, nodes) when it is ready, and ends with all of it when its standard input closes.",
+        description="Starts a Kubernetes on this machine, prints one line of JSON (kubeconfig, server, "
+        "token, ca, folder, bin, nodes) when it is ready, and ends with all of it when its standard input "
+        "closes.",
     )
-    parser.add_argument("--fake-nodes", type=int, default=0, metavar="N", help="nodes of KWOK, with no processes")
+    parser.add_argument(
+        "--fake-nodes", type=int, default=0, metavar="N", help="nodes of KWOK, with no processes"
+    )
     parser.add_argument("--gpus", type=int, default=8, metavar="N", help="roommate.dev/gpu of each fake node")
     parser.add_argument(
         "--real-nodes", type=int, default=0, metavar="N", choices=range(len(REAL_NODES) + 1),

@@ -1,15 +1,15 @@
 """Keeps the programs of one testbed, and removes everything of it once nobody needs it any more.
 
-A process of its own, so that nothing stays when the tests die, even by SIGKILL: it ends when its standard input
-closes. All programs die with it. What a SIGKILL of the keeper itself leaves in files, cgroups
-and network links is removed when the next keeper starts.
+A process of its own, so that nothing stays when the tests die, even by SIGKILL: it ends when its standard
+input closes. All programs die with it. What a SIGKILL of the keeper itself leaves in files, cgroups and
+network links is removed when the next keeper starts.
 
 On standard input, one JSON object per line:
     {"start": NAME, "argv": [...], "env": {...}, "log": PATH, "is_init": BOOL}
     {"stop": NAME, "signal": N, "within_s": S}      SIGKILL after S seconds
     {"status": NAME}
-Each is answered by a line on standard output: {"pid": N or null, "code": N or null}, or {"error": TEXT}. The first
-line of all is {"folder": PATH}: the folder of this testbed, in memory.
+Each is answered by a line on standard output: {"pid": N or null, "code": N or null}, or {"error": TEXT}.
+The first line of all is {"folder": PATH}: the folder of this testbed, in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -200,4 +199,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

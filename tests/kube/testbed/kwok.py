@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .api import Object, condition
 from .plane import ControlPlane
-from .programs import programs
+from .programs import program_folder
 
 GPU = "roommate.dev/gpu"
 SELECTOR = "kwok.x-k8s.io/node=fake"
@@ -19,7 +19,7 @@ class KwokNodes:
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
-        folder = programs()
+        folder = program_folder()
         plane.programs.start(
             "kwok",
             [

@@ -15,17 +15,17 @@ from .images import write_busybox, write_image, write_pause
 from .keeper import CGROUPS, link_prefix
 from .kwok import GPU, is_usable
 from .plane import REAL_NODES, ControlPlane
-from .programs import TestbedError, free_port, programs
+from .programs import TestbedError, free_port, program_folder
 
 PAUSE = "localhost/pause:1"
 BUSYBOX = "localhost/busybox:1"
 
 
 class RealNode:
-    """A node of a control plane, in namespaces of its own: PIDs, mounts with its own /var and /run, and stand-ins
-    for the kernel's settings that a kubelet changes. Pods use images that are on the node:
-    `BUSYBOX`, and what `add_image` adds. Pods have addresses of their own but no route to this machine; those with
-    `hostNetwork` share its network. The kubelet and containerd start again when they end.
+    """A node of a control plane, in namespaces of its own: PIDs, mounts with its own /var and /run, and
+    stand-ins for the kernel's settings that a kubelet changes. Pods use images that are on the node:
+    `BUSYBOX`, and what `add_image` adds. Pods have addresses of their own but no route to this machine;
+    those with `hostNetwork` share its network. The kubelet and containerd start again when they end.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RealNode:
             (self.folder / name).mkdir(parents=True)
         (self.var / "run").symlink_to("/run")
         (self.var / "tmp").mkdir(mode=0o1777)
-        busybox = programs() / "bin/busybox"
+        busybox = program_folder() / "bin/busybox"
         write_pause(self.folder / "images/pause.tar", PAUSE, busybox)
         write_busybox(self.folder / "images/busybox.tar", BUSYBOX, busybox)
         self._write_network()
@@ -64,7 +64,7 @@ class RealNode:
         (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet(), indent=1))
         setup = {
             "folder": str(self.folder),
-            "programs": str(programs()),
+            "programs": str(program_folder()),
             "kubelet": [
                 f"--config={self.folder / 'kubelet.json'}",
                 f"--kubeconfig={self.plane.kubeconfig(node=self.name)}",
@@ -169,7 +169,7 @@ state = "/run/containerd"
         """
         full = name if "/" in name else f"localhost/{name}"
         full = full if ":" in full.rsplit("/", 1)[1] else f"{full}:1"
-        busybox = programs() / "bin/busybox"
+        busybox = program_folder() / "bin/busybox"
         archive = self.folder / "images" / f"{re.sub(r'[^A-Za-z0-9.]', '-', full)}.tar"
         links = {f"/bin/{command}": "busybox" for command in ("sh", "cat", "echo", "env", "ls", "sleep")}
         write_image(archive, full, {"/bin/busybox": busybox, **files}, command, links)
@@ -179,8 +179,8 @@ state = "/run/containerd"
 
     def ctr(self, *words: str) -> str:
         """A command of containerd's own client, in the namespace of the kubelet's containers."""
-        command = [str(programs() / "bin/ctr"), "-a", str(self.run / "containerd.sock"), "-n", "k8s.io", *words]
-        done = subprocess.run(command, capture_output=True, text=True)
+        client = [str(program_folder() / "bin/ctr"), "-a", str(self.run / "containerd.sock")]
+        done = subprocess.run([*client, "-n", "k8s.io", *words], capture_output=True, text=True)
         if done.returncode:
             raise AssertionError(f"ctr {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
@@ -234,9 +234,9 @@ def host_pid(init: int, inner: int) -> int:
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             pids = re.search(r"^NSpid:\s+(.*)$", status.read_text(), re.MULTILINE)
-            if pids and pids[1].split()[-1] == str(inner):
-                if os.readlink(status.parent / "ns/pid") == space:
-                    return int(status.parent.name)
+            is_same = pids and pids[1].split()[-1] == str(inner)
+            if is_same and os.readlink(status.parent / "ns/pid") == space:
+                return int(status.parent.name)
         except OSError:
             continue
     raise TestbedError(f"process {inner} of the node is gone")
@@ -244,9 +244,8 @@ def host_pid(init: int, inner: int) -> int:
 
 def own_address() -> str:
     """An address of this machine that is not loopback. The kubelet insists on one; nothing connects to it."""
-    listed = subprocess.run(
-        ["ip", "-json", "-4", "address", "show", "scope", "global"], capture_output=True, text=True, check=True
-    )
+    show = ["ip", "-json", "-4", "address", "show", "scope", "global"]
+    listed = subprocess.run(show, capture_output=True, text=True, check=True)
     found = [info["local"] for link in json.loads(listed.stdout) for info in link.get("addr_info", [])]
     if not found:
         raise TestbedError(

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from .api import Api, ApiError, Object
-from .programs import Programs, TestbedError, free_port, programs
+from .programs import Programs, TestbedError, free_port, program_folder
 
 REAL_NODES = [f"real-{n}" for n in range(4)]
 """The names that kubelets can register: each has a token of its own."""
@@ -25,7 +25,7 @@ class ControlPlane:
     """
 
     def __init__(self, api_flags: list[str] | None = None) -> None:
-        self.bin = programs() / "bin"
+        self.bin = program_folder() / "bin"
         self.programs = Programs()
         self.folder = self.programs.folder
         try:
@@ -241,5 +241,5 @@ def kubeconfig(server: str, ca: bytes, user: str, token: str) -> Object:
 
 def openssl(*words: str) -> None:
     if not shutil.which("openssl"):
-        raise TestbedError("the control plane's keys are made with openssl, and it is not on the PATH: install it")
+        raise TestbedError("the control plane's keys are made with openssl: install it (not on the PATH)")
     subprocess.run(["openssl", *words], check=True, capture_output=True)

@@ -27,7 +27,7 @@ class TestbedError(Exception):
 
 
 @functools.cache
-def programs() -> Path:
+def program_folder() -> Path:
     """The folder of the programs; fails if one is missing or was changed."""
     done = subprocess.run([str(ROOT / "scripts/kube-programs"), "--check"], capture_output=True, text=True)
     if done.returncode:
