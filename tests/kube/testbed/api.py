@@ -99,18 +99,22 @@ class Api:
             time.sleep(0.05)
 
     def watch(self, path: str, within_s: int = 60, **query: Any) -> Iterator[tuple[str, Object]]:
-        """Changes below a path as (ADDED, MODIFIED or DELETED, object), from the present on."""
+        """Changes below a path as (ADDED, MODIFIED or DELETED, object), from this call on."""
         listed = self.get(path, **query)
         query |= {"watch": 1, "resourceVersion": listed["metadata"]["resourceVersion"]}
         line = self._new_connection(timeout=within_s + 5)
-        try:
-            asked = urlencode({**query, "timeoutSeconds": within_s})
-            line.request("GET", f"{path}?{asked}", headers=self._headers())
-            for event in line.getresponse():
-                change = json.loads(event)
-                yield change["type"], change["object"]
-        finally:
-            line.close()
+        asked = urlencode({**query, "timeoutSeconds": within_s})
+        line.request("GET", f"{path}?{asked}", headers=self._headers())
+
+        def changes() -> Iterator[tuple[str, Object]]:
+            try:
+                for event in line.getresponse():
+                    change = json.loads(event)
+                    yield change["type"], change["object"]
+            finally:
+                line.close()
+
+        return changes()
 
     def _json(self, method: str, path: str, body: Any = None, kind: str = "", query: Any = None) -> Object:
         answer: Object = json.loads(self._request(method, path, body, kind, query))

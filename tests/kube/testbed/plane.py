@@ -163,6 +163,10 @@ class ControlPlane:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         return str(self.api.post(path, asked)["status"]["token"])
 
+    def node_token(self, node: str) -> str:
+        """The token with which a real node's kubelet registers."""
+        return self._tokens[node]
+
     def kubeconfig(self, account: str | None = None, node: str | None = None) -> Path:
         """A kubeconfig file of the administrator, of a service account NAMESPACE/NAME or of a real node."""
         if account:
