@@ -42,11 +42,15 @@ lint: ## format and lints
 
 .PHONY: python
 python: python-setup ## the Python SDK: lints, types, tests
-	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live && ../.venv/bin/mypy --no-error-summary roommate && ../.venv/bin/pytest
+	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live ../tests/kube ../scripts/kube-programs && ../.venv/bin/mypy --no-error-summary roommate ../tests/kube/testbed && ../.venv/bin/pytest
 
 .PHONY: live
 live: build python-setup ## real processes: jobs, crashes, refusals
 	@.venv/bin/pytest -q tests/live
+
+.PHONY: kube
+kube: build python-setup ## on a real Kubernetes on this machine, built from its sources once (7 minutes on two idle cores)
+	@folder=$$(scripts/kube-programs) && ROOMMATE_KUBE_PROGRAMS=$$folder .venv/bin/pytest -q tests/kube
 
 # The lock file of what is installed is the stamp: it is made again when the list changes.
 .PHONY: python-setup
