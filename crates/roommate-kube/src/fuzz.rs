@@ -92,7 +92,9 @@ struct Api {
     news: VecDeque<News>,
     made: u64,
     /// Pods that owners still want, by owner: namespace and spec of a pod like the last one.
-    wanted: Vec<(String, Pod)>,
+    wanted: VecDeque<(String, Pod)>,
+    /// Owners that were deleted.
+    deleted: BTreeSet<String>,
 }
 
 /// Tries.
@@ -106,7 +108,8 @@ pub fn run(plan: &Plan, tick: &mut dyn FnMut(u64)) -> Result<Outcome, String> {
         nodes: BTreeMap::new(),
         news: VecDeque::new(),
         made: 0,
-        wanted: Vec::new(),
+        wanted: VecDeque::new(),
+        deleted: BTreeSet::new(),
     };
     let rng = Rng::new(plan.seed);
     let mut fuzz = Fuzz {
@@ -133,6 +136,10 @@ pub fn run(plan: &Plan, tick: &mut dyn FnMut(u64)) -> Result<Outcome, String> {
     fuzz.settle();
     fuzz.finish();
     Ok(fuzz.out)
+}
+
+fn owner_of(pod: &Pod) -> Option<String> {
+    Some(pod.metadata.owner_references.as_ref()?.first()?.uid.clone())
 }
 
 struct Fuzz {
@@ -289,9 +296,20 @@ impl Fuzz {
         self.api.pods.keys().nth(at).cloned()
     }
 
+    /// A pod is deleted, and its owner makes another; or the owner is deleted with all its pods.
     fn delete_pod(&mut self) {
-        if let Some(uid) = self.any_pod() {
-            self.delete(&uid);
+        let Some(uid) = self.any_pod() else { return };
+        let owner = owner_of(&self.api.pods[&uid].pod);
+        match owner.filter(|_| self.rng.chance(0.7)) {
+            None => self.delete(&uid),
+            Some(owner) => {
+                let of = |h: &&Held| owner_of(&h.pod).as_ref() == Some(&owner);
+                let all: Vec<String> =
+                    self.api.pods.values().filter(of).map(|h| h.pod.uid().into()).collect();
+                self.api.wanted.retain(|(o, _)| *o != owner);
+                self.api.deleted.insert(owner);
+                all.iter().for_each(|uid| self.delete(uid));
+            }
         }
     }
 
@@ -311,10 +329,10 @@ impl Fuzz {
     fn gone(&mut self, uid: &str) {
         let Some(held) = self.api.pods.remove(uid) else { return };
         self.api.news.push_back(News::PodGone(uid.into()));
-        let owner = held.pod.metadata.owner_references.as_ref().and_then(|o| o.first());
+        let owner = owner_of(&held.pod).filter(|o| !self.api.deleted.contains(o));
         if let Some(owner) = owner.filter(|_| held.pod.phase() != "Succeeded") {
             // Its owner makes another one, sooner or later.
-            self.api.wanted.push((owner.uid.clone(), held.pod));
+            self.api.wanted.push_back((owner, held.pod));
         }
     }
 
@@ -334,7 +352,7 @@ impl Fuzz {
             self.collect();
         }
         if self.rng.chance(0.5)
-            && let Some((_, like)) = self.api.wanted.pop()
+            && let Some((_, like)) = self.api.wanted.pop_front()
         {
             self.create(like);
         }
