@@ -108,7 +108,9 @@ impl Writer {
     ) -> Result<(), Failure> {
         let body = json!({
             "apiVersion": "events.k8s.io/v1", "kind": "Event",
-            "metadata": {"generateName": format!("{}.", pod.name), "namespace": pod.namespace},
+            // Named as kube-scheduler names them.
+            "metadata": {"name": format!("{}.{:x}", pod.name, Timestamp::now().as_nanosecond()),
+                         "namespace": pod.namespace},
             "eventTime": now(), "type": kind, "reason": reason, "action": action,
             "note": cut(note), "reportingController": self.scheduler,
             "reportingInstance": self.instance,
