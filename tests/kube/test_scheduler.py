@@ -181,7 +181,9 @@ def test_a_lost_api_server_is_found_again(plane: ControlPlane, one: Scheduler, s
     wait_for(plane, space, 1, within_s=60)
 
 
-def test_another_scheduler_takes_over(plane: ControlPlane, nodes: list[str], space: str, one: Scheduler) -> None:
+def test_another_scheduler_takes_over(
+    plane: ControlPlane, nodes: list[str], space: str, one: Scheduler
+) -> None:
     one.stop()
     words = ("--lease-seconds", "2", "--lease-namespace", space)
     first = Scheduler(plane, "first", *words)
@@ -226,7 +228,7 @@ def test_killed_a_hundred_times_it_loses_no_pod_and_gives_nothing_away_twice(
             assert not node or where.setdefault(uid, node) == node, "a pod was bound twice"
         return found
 
-    for kill in range(KILLS):
+    for _ in range(KILLS):
         for _ in range(chance.randrange(1, 5)):
             share = chance.choice(["25", "50", "100"])
             gpu_pod(plane, space, f"p{made}", annotations={"roommate.dev/gpu-share": share})
@@ -260,7 +262,9 @@ def test_pods_of_a_node_that_dies_run_elsewhere(
         "spec": {
             "schedulerName": "roommate", "restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{"matchExpressions": [{"key": "pool", "operator": "In", "values": [space]}]}]
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "pool", "operator": "In", "values": [space]}]}
+                ]
             }}},
             "containers": [
                 {"name": "main", "image": "any", "resources": {"limits": {"roommate.dev/gpu": "1"}}}

@@ -10,6 +10,7 @@ use crate::objects::Pod;
 use futures::StreamExt as _;
 use http::Method;
 use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde::Serialize;
@@ -341,7 +342,7 @@ impl Bench<'_> {
     /// GPUs of which more was given away than there is.
     async fn over_allocations(&self, scheduler: &str) -> Result<u32, Error> {
         let api = Api::<Pod>::namespaced(self.client.clone(), NAMESPACE);
-        let pods = api.list(&Default::default()).await.map_err(Error::api("list of pods"))?;
+        let pods = api.list(&ListParams::default()).await.map_err(Error::api("list of pods"))?;
         let mut over = 0;
         if scheduler == names::SCHEDULER {
             let mut ledger = crate::ledger::Ledger::default();

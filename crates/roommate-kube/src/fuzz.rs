@@ -10,6 +10,7 @@ use crate::objects::{Node, Pod, PodStatus, Taint};
 use crate::request::Request;
 use crate::world::{Answer, Counts, Settings, Shape, World, Write};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time as Timestamp};
+use k8s_openapi::jiff;
 use roommate_core::math::rng::Rng;
 use roommate_core::time::{Span, Time};
 use serde::Serialize;
@@ -157,7 +158,7 @@ struct Fuzz {
 
 impl Fuzz {
     fn operation(&mut self) {
-        self.now = self.now + Span(self.rng.below(400_000));
+        self.now += Span(self.rng.below(400_000));
         match self.rng.below(100) {
             0..=17 => self.make_pods(),
             18..=23 => self.delete_pod(),
@@ -320,7 +321,7 @@ impl Fuzz {
             self.gone(uid);
         } else if held.pod.metadata.deletion_timestamp.is_none() {
             held.grace = 1 + self.rng.below(4) as u32;
-            held.pod.metadata.deletion_timestamp = Some(Timestamp(Default::default()));
+            held.pod.metadata.deletion_timestamp = Some(Timestamp(jiff::Timestamp::default()));
             let pod = held.pod.clone();
             self.put(pod);
         }
@@ -651,7 +652,7 @@ impl Fuzz {
         self.faults = false;
         self.api.wanted.clear();
         for _ in 0..400 {
-            self.now = self.now + Span(1_000_000);
+            self.now += Span(1_000_000);
             self.collect();
             while !self.api.news.is_empty() {
                 self.tell();

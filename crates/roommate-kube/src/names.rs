@@ -42,5 +42,5 @@ pub const SLOTS: &str = "roommate.dev/slots";
 pub const GROUP_LABELS: [&str; 1] = ["scheduling.x-k8s.io/pod-group"];
 /// The same as annotations.
 pub const GROUP_ANNOTATIONS: [&str; 2] = ["scheduling.k8s.io/group-name", "pod-group-name"];
-/// Pods that a group needs to start, where no PodGroup says it: an annotation of its pods.
+/// Pods that a group needs to start, where no `PodGroup` says it: an annotation of its pods.
 pub const GROUP_SIZE: &str = "roommate.dev/pod-group-size";

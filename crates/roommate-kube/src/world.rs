@@ -250,6 +250,7 @@ struct Slot {
 }
 
 /// A pod or a gang.
+#[expect(clippy::struct_excessive_bools, reason = "each says something else of one work")]
 #[derive(Clone, Debug)]
 struct Work {
     /// Its name in journals.
@@ -282,6 +283,19 @@ struct Work {
     explained: Option<(Time, String)>,
     /// It is forgotten once its pods are gone.
     over: bool,
+}
+
+impl Work {
+    /// Ends it, and its job if that is not over.
+    fn finish(&mut self, phase: Option<Phase>, leaving: &mut Vec<Event>) {
+        let ends = |phase| !matches!(phase, Phase::Expected | Phase::BackingOff | Phase::Done);
+        if let (Some(job), false) = (self.job, self.over)
+            && phase.is_some_and(ends)
+        {
+            leaving.push(Event::Finished(job));
+        }
+        self.over = true;
+    }
 }
 
 /// A node as it was observed last.
@@ -324,7 +338,7 @@ pub struct World {
     by_gang: BTreeMap<(String, String), u32>,
     /// Works without pods that wait for others of their owner, oldest first.
     headless: BTreeMap<String, Vec<u32>>,
-    /// Pods that a gang needs, as its PodGroup says.
+    /// Pods that a gang needs, as its `PodGroup` says.
     group_sizes: BTreeMap<(String, String), u16>,
     /// Pods that may not have certain others near, by unique id.
     repelling: BTreeMap<String, (String, Vec<PodTerm>)>,
@@ -522,7 +536,7 @@ impl World {
         self.nodes.remove(name);
     }
 
-    /// A PodGroup says how many pods its gang needs.
+    /// A `PodGroup` says how many pods its gang needs.
     pub fn group(&mut self, namespace: &str, name: &str, size: u16) {
         let key = (namespace.to_string(), name.to_string());
         if self.group_sizes.insert(key.clone(), size) != Some(size)

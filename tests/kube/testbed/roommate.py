@@ -37,7 +37,10 @@ class Scheduler:
         plane.programs.start(name, self.command)
 
     def until_ready(self, within_s: float = 30.0) -> None:
-        self.plane.programs.until(self.name, "is ready", lambda: "ok" in (self.page("/readyz") or ""), within_s)
+        def is_ready() -> bool:
+            return "ok" in (self.page("/readyz") or "")
+
+        self.plane.programs.until(self.name, "is ready", is_ready, within_s)
 
     def leads(self) -> bool:
         return "leads" in (self.page("/readyz") or "") and "another" not in (self.page("/readyz") or "")
@@ -117,4 +120,5 @@ def over_allocated(found: list[Object]) -> list[str]:
 def delete_all(plane: ControlPlane, namespace: str) -> None:
     for pod in pods(plane, namespace):
         with contextlib.suppress(ApiError):
-            plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", gracePeriodSeconds=0)
+            path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+            plane.api.delete(path, gracePeriodSeconds=0)

@@ -253,9 +253,10 @@ impl Part {
             first += gpus;
         }
         // What is written has to be what is decided with.
-        let cluster: Cluster = match cluster.groups.is_empty() {
-            true => cluster,
-            false => cluster.to_string().parse().unwrap_or(cluster),
+        let cluster: Cluster = if cluster.groups.is_empty() {
+            cluster
+        } else {
+            cluster.to_string().parse().unwrap_or(cluster)
         };
         let run = (&*settings.policy, settings.all_params()?);
         let head = Head::new(CLUSTER, run, cluster, settings.costs, settings.seed);

@@ -109,7 +109,7 @@ impl World {
         self.dirty.insert(work);
     }
 
-    /// Pods that a gang needs: as its PodGroup or an annotation of its pods says.
+    /// Pods that a gang needs: as its `PodGroup` or an annotation of its pods says.
     fn size_of(&self, gang: &(String, String), pod: &Pod) -> Option<u16> {
         let said = pod.annotation(names::GROUP_SIZE).and_then(|text| text.parse::<u16>().ok());
         said.or_else(|| self.group_sizes.get(gang).copied()).filter(|n| (1..=4096).contains(n))
@@ -166,7 +166,7 @@ impl World {
         }
         let look = self.look(&work);
         if work.size > 0 && look.done >= u32::from(work.size) {
-            self.finish(&mut work, phase, leaving);
+            work.finish(phase, leaving);
         } else {
             self.advance(w, &mut work, phase, look, (leaving, arriving));
         }
@@ -191,16 +191,6 @@ impl World {
                 self.headless.remove(owner);
             }
         }
-    }
-
-    fn finish(&mut self, work: &mut Work, phase: Option<Phase>, leaving: &mut Vec<Event>) {
-        let ends = |phase| !matches!(phase, Phase::Expected | Phase::BackingOff | Phase::Done);
-        if let (Some(job), false) = (work.job, work.over)
-            && phase.is_some_and(ends)
-        {
-            leaving.push(Event::Finished(job));
-        }
-        work.over = true;
     }
 
     fn advance(
@@ -705,13 +695,11 @@ impl World {
                 spec.gpus
             );
         }
-        match state.job(job).last_reason {
-            Some(reason) => reason.describe(&name),
-            None => {
-                let idle = state.idle_for(job);
-                format!("waits for {} GPUs; {idle} that it may use are idle", spec.gpus)
-            }
+        if let Some(reason) = state.job(job).last_reason {
+            return reason.describe(&name);
         }
+        let idle = state.idle_for(job);
+        format!("waits for {} GPUs; {idle} that it may use are idle", spec.gpus)
     }
 
     /// Tells the pods of a work why they wait, once that is worth a write.
