@@ -109,51 +109,51 @@ pub fn selects(selector: Option<&LabelSelector>, labels: &Texts) -> bool {
 mod tests {
     use super::*;
 
-    fn pod(spec: serde_json::Value) -> Constraint {
+    fn pod(spec: &serde_json::Value) -> Constraint {
         Constraint::of(&serde_json::from_value(json!({"spec": spec})).unwrap())
     }
 
-    fn node(name: &str, labels: serde_json::Value, taints: serde_json::Value) -> Node {
+    fn node(name: &str, labels: &serde_json::Value, taints: &serde_json::Value) -> Node {
         serde_json::from_value(json!({
             "metadata": {"name": name, "labels": labels}, "spec": {"taints": taints},
         }))
         .unwrap()
     }
 
-    fn affine(terms: serde_json::Value) -> Constraint {
-        pod(json!({"affinity": {"nodeAffinity": {
+    fn affine(terms: &serde_json::Value) -> Constraint {
+        pod(&json!({"affinity": {"nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}}))
     }
 
     #[test]
     fn selectors_and_affinity_choose_nodes() {
-        let a = node("a", json!({"zone": "x", "gen": "7"}), json!([]));
-        let b = node("b", json!({"zone": "y"}), json!([]));
+        let a = node("a", &json!({"zone": "x", "gen": "7"}), &json!([]));
+        let b = node("b", &json!({"zone": "y"}), &json!([]));
         let cases = [
-            (pod(json!({})), [true, true]),
-            (pod(json!({"nodeSelector": {"zone": "x"}})), [true, false]),
+            (pod(&json!({})), [true, true]),
+            (pod(&json!({"nodeSelector": {"zone": "x"}})), [true, false]),
             (
-                affine(json!([{"matchExpressions": [
+                affine(&json!([{"matchExpressions": [
                     {"key": "zone", "operator": "In", "values": ["y", "z"]}]}])),
                 [false, true],
             ),
             (
-                affine(json!([{"matchExpressions": [
+                affine(&json!([{"matchExpressions": [
                     {"key": "gen", "operator": "Gt", "values": ["6"]},
                     {"key": "zone", "operator": "NotIn", "values": ["y"]}]}])),
                 [true, false],
             ),
             (
-                affine(json!([
+                affine(&json!([
                     {"matchExpressions": [{"key": "gen", "operator": "Exists"}]},
                     {"matchFields": [
                         {"key": "metadata.name", "operator": "In", "values": ["b"]}]}])),
                 [true, true],
             ),
             // Nothing matches an empty term, or an operator that nobody knows.
-            (affine(json!([{}])), [false, false]),
+            (affine(&json!([{}])), [false, false]),
             (
-                affine(json!([{"matchExpressions": [{"key": "zone", "operator": "Like"}]}])),
+                affine(&json!([{"matchExpressions": [{"key": "zone", "operator": "Like"}]}])),
                 [false, false],
             ),
         ];
@@ -166,13 +166,13 @@ mod tests {
     fn taints_keep_pods_away_that_do_not_tolerate_them() {
         let tainted = node(
             "a",
-            json!({}),
-            json!([
+            &json!({}),
+            &json!([
                 {"key": "team", "value": "red", "effect": "NoSchedule"},
                 {"key": "slow", "effect": "PreferNoSchedule"},
             ]),
         );
-        let with = |t: serde_json::Value| pod(json!({"tolerations": t})).allows(&tainted);
+        let with = |t: serde_json::Value| pod(&json!({"tolerations": t})).allows(&tainted);
         assert!(!with(json!([])));
         assert!(with(json!([{"key": "team", "value": "red"}])));
         assert!(!with(json!([{"key": "team", "value": "blue"}])));
@@ -181,7 +181,7 @@ mod tests {
         assert!(with(json!([{"operator": "Exists"}])));
         let cordoned: Node =
             serde_json::from_value(json!({"spec": {"unschedulable": true}})).unwrap();
-        assert!(!pod(json!({})).allows(&cordoned));
+        assert!(!pod(&json!({})).allows(&cordoned));
     }
 
     #[test]

@@ -220,10 +220,10 @@ mod tests {
         .unwrap()
     }
 
-    fn with(annotations: Value) -> Result<Request, String> {
+    fn with(annotations: &Value) -> Result<Request, String> {
         let spec = json!({"containers": [{"name": "x", "resources": {
             "limits": {"roommate.dev/gpu": "2", "cpu": "3", "memory": "1Gi"}}}]});
-        Request::of(&pod(&annotations, &spec), names::RESOURCE)
+        Request::of(&pod(annotations, &spec), names::RESOURCE)
     }
 
     fn refused(spec: Value) -> String {
@@ -237,12 +237,12 @@ mod tests {
 
     #[test]
     fn annotations_say_how_a_pod_shares() {
-        let plain = with(json!({})).unwrap();
+        let plain = with(&json!({})).unwrap();
         assert_eq!((plain.gpus, plain.class), (2, Class::Guaranteed));
         assert_eq!((plain.knobs.cpu_milli, plain.knobs.host_mib), (1500, 512));
         assert_eq!((plain.profile.as_str(), plain.queue.as_str()), ("ml/train", "default"));
         assert_eq!((plain.max_slowdown, plain.slo), (None, None));
-        let full = with(json!({
+        let full = with(&json!({
             "roommate.dev/gpu-share": "30", "roommate.dev/gpu-mem": "8000",
             "roommate.dev/class": "service", "roommate.dev/objective": "p99=25ms",
             "roommate.dev/profile": "bert", "roommate.dev/expected-seconds": "60",
@@ -250,7 +250,7 @@ mod tests {
         .unwrap();
         assert_eq!((full.knobs.sm_permille, full.knobs.mem_mib), (300, 8000));
         assert_eq!((full.slo, full.profile.as_str()), (Some(Slo { p99_us: 25_000 }), "bert"));
-        let guaranteed = with(json!({"roommate.dev/class": "guaranteed"})).unwrap();
+        let guaranteed = with(&json!({"roommate.dev/class": "guaranteed"})).unwrap();
         assert_eq!(guaranteed.max_slowdown, Some(Number::of(1.5)));
     }
 
@@ -267,7 +267,7 @@ mod tests {
             ),
             ("max-slowdown", "0.5", "roommate.dev/max-slowdown: expected a number from 1 to 1000"),
         ] {
-            let found = with(json!({format!("roommate.dev/{annotation}"): value})).unwrap_err();
+            let found = with(&json!({format!("roommate.dev/{annotation}"): value})).unwrap_err();
             assert!(found.starts_with(expect), "{found}");
         }
     }

@@ -72,13 +72,13 @@ fn measure(args: &Bench) -> anyhow::Result<ExitCode> {
     let peer = match (&args.peer, &args.peer_program) {
         (None, _) => None,
         (Some(_), Some(program)) => Some(program.clone()),
-        (Some(name), None) => match bench::find_peer(name) {
-            Some(program) => Some(program),
-            None => {
+        (Some(name), None) => {
+            let missing = || {
                 let what = format!("--peer {name}: there is no such program");
-                return Err(console::advise(&what, "run `make kube`, or give --peer-program FILE"));
-            }
-        },
+                console::advise(&what, "run `make kube`, or give --peer-program FILE")
+            };
+            Some(bench::find_peer(name).ok_or_else(missing)?)
+        }
     };
     let plan = bench::Plan {
         access: args.cluster.access(),
