@@ -13,9 +13,11 @@ import ctypes
 import gc
 import os
 import select
+import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -187,6 +189,10 @@ class Session:
         if self._granted == stage:
             self._granted = None
             self.send(protocol.Leave(stage))
+
+    def stop(self) -> None:
+        """Has the job save a checkpoint and end before its next step."""
+        self._stop_wanted = True
 
     def checkpoint(self) -> None:
         """Saves a checkpoint through the hooks and reports it."""
@@ -386,7 +392,18 @@ def current() -> Session:
     if _current is None:
         path = os.environ.get("ROOMMATE_SOCKET") or None
         _current = Session(path, os.environ.get("ROOMMATE_TOKEN", ""))
+        _obey_term(_current)
     return _current
+
+
+def _obey_term(session: Session) -> None:
+    """Has the first process of a container save a checkpoint and end on SIGTERM, as on the machine's
+    request: without a handler the kernel ignores the signal there.
+    """
+    is_first = session.managed and os.getpid() == 1
+    if is_first and threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, lambda *_: session.stop())
 
 
 def forget() -> None:

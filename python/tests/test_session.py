@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from itertools import pairwise
@@ -146,3 +147,23 @@ def test_a_machine_of_an_unknown_version_is_not_used(
     assert f"answers in protocol version {version}" in capsys.readouterr().err
     assert not roommate.managed()
     assert os.getpid() == machine.wait_for(Hello)[0].pid
+
+
+def test_the_first_process_of_a_container_saves_on_sigterm(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = os.getpid()
+    before = signal.getsignal(signal.SIGTERM)
+    saved: list[int] = []
+    try:
+        monkeypatch.setattr(session.os, "getpid", lambda: 1)
+        roommate.on_checkpoint(lambda: saved.append(1))
+        it = roommate.steps(endless, batch_size=1)
+        with pytest.raises(SystemExit) as ended:
+            for n, _ in enumerate(it):
+                if n == 3:
+                    os.kill(first, signal.SIGTERM)
+                assert n < 5000
+        assert (ended.value.code, saved) == (session.LEAVES, [1])
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -272,6 +272,14 @@ impl Device {
         })
     }
 
+    /// The same devices with these groups for their tenants; what the self-test has shown stays.
+    pub(crate) fn with_groups(self, groups: Option<&Arc<dyn Groups>>) -> Self {
+        match self {
+            Self::Cpu(d) => Self::Cpu(d.with_groups(groups)),
+            cuda @ Self::Cuda(_) => cuda,
+        }
+    }
+
     /// Devices of a twin.
     #[cfg(test)]
     pub(crate) fn twin(kind: Kind, devices: u16, groups: Option<Arc<dyn Groups>>) -> Self {

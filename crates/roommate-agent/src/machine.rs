@@ -25,6 +25,7 @@ mod admission;
 pub(crate) mod connection;
 mod crash_attribution;
 mod ends;
+mod guests;
 mod memory;
 mod orders;
 mod process_control;
@@ -38,6 +39,7 @@ pub(crate) mod tenant;
 mod tuning;
 
 pub(crate) use ends::classify;
+pub use guests::Guest;
 
 use crate::AgentError;
 use crate::device::{Device, GpuView, Kind, Mechanism, Probe, SelfTest};
@@ -48,9 +50,8 @@ use crate::machine::serving::Serving;
 use crate::machine::speed_guard::{Guard, Lapse};
 use crate::machine::stage_turns::StageTurns;
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
-#[cfg(test)]
 use crate::os::Groups;
-use crate::os::Os;
+use crate::os::{Containers, Os};
 use crate::paths::{self, Paths};
 use crate::process::supervisor::RunAs;
 use crate::process::{Deliver, Process, rotated_file, small_thread};
@@ -87,6 +88,10 @@ pub struct Setup {
     pub log_limit: (u64, usize),
     /// Who may connect to the socket for tenants.
     pub(crate) tenants: paths::Access,
+    /// Where that socket is, if not in the state folder.
+    pub(crate) socket: Option<PathBuf>,
+    /// Whether something else starts the processes of the tenants.
+    pub(crate) guests: bool,
     /// Mechanisms that are not to be used.
     pub without: Vec<Mechanism>,
 }
@@ -103,8 +108,20 @@ impl Setup {
             claim: false,
             log_limit: (rotated_file::USUAL_BYTES, rotated_file::USUAL_PARTS),
             tenants: paths::Access::Owner,
+            socket: None,
+            guests: false,
             without: Vec::new(),
         }
+    }
+
+    /// A machine whose tenants are guests of all users: they connect at `socket`.
+    pub fn of_guests(self, socket: PathBuf) -> Self {
+        let tenants = paths::Access::Everyone;
+        Self { tenants, socket: Some(socket), guests: true, ..self }
+    }
+
+    fn tenant_socket(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| self.paths.tenants())
     }
 
     /// The name of cgroups and MPS folders; always the same for one state folder.
@@ -271,6 +288,10 @@ pub(crate) enum Heard {
 pub struct Machine {
     setup: Setup,
     control: ProcessControl,
+    /// The groups of guests.
+    containers: Option<Arc<Containers>>,
+    /// Tokens with which guests may come.
+    expected: BTreeSet<String>,
     device: Device,
     /// Jobs that have or had a process.
     jobs: BTreeMap<JobIdx, JobRuntime>,
@@ -332,8 +353,13 @@ impl Machine {
         let device = Device::probe(&probe).map_err(|what| {
             AgentError::refused(what, "without --device cuda the devices are CPU cores")
         })?;
-        let control = ProcessControl { os, groups: groups.ok() };
-        Ok(Self::new(setup, control, device, deliver))
+        let own = groups.ok();
+        let containers =
+            own.clone().filter(|_| setup.guests).map(|own| Arc::new(Containers::new(own)));
+        let groups = containers.clone().map(|all| all as Arc<dyn Groups>).or(own);
+        let device = device.with_groups(groups.as_ref());
+        let control = ProcessControl { os, groups };
+        Ok(Self { containers, ..Self::new(setup, control, device, deliver) })
     }
 
     /// A machine of a twin.
@@ -352,6 +378,8 @@ impl Machine {
         Self {
             setup,
             control,
+            containers: None,
+            expected: BTreeSet::new(),
             device,
             jobs: BTreeMap::new(),
             stages: StageTurns::default(),
@@ -381,7 +409,7 @@ impl Machine {
 
     /// Starts to listen for tenants with the SDK.
     pub fn listen(&self) -> Result<(), AgentError> {
-        let path = self.setup.paths.tenants();
+        let path = self.setup.tenant_socket();
         let (listener, to) = (paths::listen(&path, self.setup.tenants)?, Arc::clone(&self.deliver));
         small_thread("tenants", move || connection::serve(&listener, &to))
             .map(drop)

@@ -7,10 +7,12 @@
 //!                         └─ twin: virtual time, lost writes, full disks, deaths (tests)
 //! ```
 
+pub(crate) mod containers;
 pub(crate) mod disk;
 pub(crate) mod groups;
 pub(crate) mod processes;
 
+pub(crate) use containers::Containers;
 pub(crate) use disk::Disk;
 pub(crate) use groups::Groups;
 pub(crate) use processes::Processes;

@@ -13,7 +13,8 @@ pub mod signal;
 pub mod supervisor;
 
 pub use crate::os::processes::THIS_PROGRAM;
-pub(crate) use crate::os::processes::{Process, random, small_thread, stat, watch};
+pub use crate::os::processes::random;
+pub(crate) use crate::os::processes::{Process, small_thread, stat, watch};
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};

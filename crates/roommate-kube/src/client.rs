@@ -51,6 +51,9 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The devices of this machine.
+    #[error(transparent)]
+    Agent(Box<roommate_agent::AgentError>),
     /// Another scheduler leads now.
     #[error("{0}")]
     Lost(String),
@@ -64,6 +67,11 @@ impl Error {
     pub fn api(doing: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Api { doing, source: Box::new(source) }
+    }
+
+    /// An error of this machine's devices.
+    pub fn agent(source: roommate_agent::AgentError) -> Self {
+        Self::Agent(Box::new(source))
     }
 
     /// Puts what was being done in front of an error of the machine.

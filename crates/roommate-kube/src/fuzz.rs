@@ -386,7 +386,7 @@ impl Fuzz {
             _ => return,
         };
         let mut pod = held.pod.clone();
-        pod.status = Some(PodStatus { phase: Some(next.into()), reason: None });
+        pod.status = Some(PodStatus { phase: Some(next.into()), ..PodStatus::default() });
         self.put(pod);
     }
 

@@ -1,6 +1,7 @@
 //! Roommate on Kubernetes: a scheduler of pods that ask for parts of GPUs, and an agent of each
 //! node.
 
+pub mod agent;
 pub mod assignment;
 pub mod bench;
 pub mod client;
@@ -9,6 +10,7 @@ pub mod fuzz;
 pub mod ledger;
 pub mod names;
 pub mod objects;
+pub(crate) mod pages;
 pub mod request;
 pub mod scheduler;
 pub mod view;

@@ -260,6 +260,32 @@ pub struct PodStatus {
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What its containers are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub container_statuses: Vec<ContainerStatus>,
+}
+
+/// What a container is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerStatus {
+    /// Its name.
+    pub name: String,
+    /// What its runtime calls it, `containerd://ID`.
+    #[serde(rename = "containerID", skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
+    /// Whether it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<ContainerState>,
+}
+
+/// Whether a container runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerState {
+    /// Since when, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running: Option<serde_json::Value>,
 }
 
 /// A node.

@@ -150,13 +150,21 @@ const RULES: &[Rule] = &[
         name: "a world depends only on the core",
         reason: "there are several worlds, and they are independent of each other",
         applies: |path| {
-            let others = ["roommate-core", "roommate-ingress", "roommate"];
+            let others = ["roommate-core", "roommate-ingress", "roommate-kube", "roommate"];
             let other = others.iter().any(|o| path == format!("crates/{o}/Cargo.toml"));
             is_crate(path) && !other && !is_unsafe(path)
         },
         find: |text| ours(text, &["roommate-core", "roommate-cuda", "roommate-lease"]),
         bad: "[dev-dependencies]\nroommate-agent = { path = \"../roommate-agent\" }\n",
         good: "[dependencies]\nroommate-core.workspace = true\n",
+    },
+    Rule {
+        name: "the world of clusters depends only on the core and the machine",
+        reason: "the agent of a node is a machine whose tenants are containers",
+        applies: |path| path == "crates/roommate-kube/Cargo.toml",
+        find: |text| ours(text, &["roommate-core", "roommate-agent"]),
+        bad: "[dependencies]\nroommate-sim.workspace = true\n",
+        good: "[dependencies]\nroommate-agent.workspace = true\n",
     },
     Rule {
         name: "the front of services depends on no crate of the workspace but the leases",

@@ -199,6 +199,22 @@ state = "/run/containerd"
         lines = [line for path in sorted(folder.glob("*.log")) for line in path.read_text().splitlines()]
         return "".join(f"{line.split(' ', 3)[3]}\n" for line in lines)
 
+    def pids_of(self, pod: Object) -> list[int]:
+        """The processes of a pod's containers, as this machine numbers them."""
+        mark = pod["metadata"]["uid"]
+        found: set[int] = set()
+        for root in cgroup_roots():
+            for procs in (root / self.plane.folder.name / self.name).glob(f"**/*{mark}*/**/cgroup.procs"):
+                found.update(int(pid) for pid in procs.read_text().split())
+        return sorted(found)
+
+    def exec(self, pod: Object, command: list[str], container: str = "main") -> str:
+        """What a command prints that runs in a pod's container."""
+        statuses = pod["status"]["containerStatuses"]
+        (status,) = (s for s in statuses if s["name"] == container)
+        name = status["containerID"].rsplit("/", 1)[1]
+        return self.ctr("tasks", "exec", "--exec-id", f"x{os.urandom(4).hex()}", name, *command)
+
     def kill_kubelet(self) -> None:
         """Ends the kubelet like a crash; it starts again after a second, and containers go on."""
         self._kill(self.kubelet_pid())

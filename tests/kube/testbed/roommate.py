@@ -13,6 +13,7 @@ from typing import Any
 
 from .api import ApiError, Object, condition
 from .kwok import GPU
+from .node import RealNode
 from .plane import ControlPlane
 from .programs import ROOT, free_port
 
@@ -122,3 +123,114 @@ def delete_all(plane: ControlPlane, namespace: str) -> None:
         with contextlib.suppress(ApiError):
             path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
             plane.api.delete(path, gracePeriodSeconds=0)
+
+
+class Agent:
+    """`roommate kube agent` as a pod of a real node; it starts again when it ends, as in a DaemonSet."""
+
+    ROLE = "roommate-agent-test"
+
+    def __init__(self, plane: ControlPlane, node: RealNode, *words: str) -> None:
+        self.plane, self.node = plane, node
+        self.port = free_port()
+        self.space = plane.namespace()
+        self.image = node.add_image("roommate-agent", {"/bin/roommate": PROGRAM}, ["/bin/roommate"])
+        plane.api.post(f"/api/v1/namespaces/{self.space}/serviceaccounts", {"metadata": {"name": "agent"}})
+        rules = [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
+            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+            {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+        ]
+        rbac = "/apis/rbac.authorization.k8s.io/v1"
+        plane.api.post(f"{rbac}/clusterroles", {"metadata": {"name": self.ROLE}, "rules": rules})
+        plane.api.post(
+            f"{rbac}/clusterrolebindings",
+            {
+                "metadata": {"name": self.ROLE},
+                "roleRef": {
+                    "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": self.ROLE
+                },
+                "subjects": [{"kind": "ServiceAccount", "name": "agent", "namespace": self.space}],
+            },
+        )  # fmt: skip
+        self.words = words
+        self.pod = plane.pod(self.space, "agent", self._spec())
+
+    def _spec(self) -> Object:
+        config = self.plane.kubeconfig(f"{self.space}/agent")
+        hosts = {
+            "kubelet": "/var/lib/kubelet", "run": "/run/roommate", "state": "/var/lib/roommate",
+            "cgroup": "/sys/fs/cgroup", "config": str(config.parent),
+        }  # fmt: skip
+        return {
+            "nodeName": self.node.name,
+            "hostNetwork": True,
+            "hostPID": True,
+            "restartPolicy": "Always",
+            "terminationGracePeriodSeconds": 5,
+            "volumes": [
+                {"name": n, "hostPath": {"path": p, "type": "DirectoryOrCreate"}} for n, p in hosts.items()
+            ],
+            "containers": [
+                {
+                    "name": "agent",
+                    "image": self.image,
+                    "imagePullPolicy": "Never",
+                    "command": [
+                        "/bin/roommate", "kube", "agent", "--node-name", self.node.name,
+                        "--kubeconfig", str(config), "--listen", f"127.0.0.1:{self.port}", *self.words,
+                    ],
+                    "securityContext": {"privileged": True},
+                    "volumeMounts": [
+                        {
+                            "name": n, "mountPath": p,
+                            "mountPropagation": "HostToContainer" if n == "kubelet" else "None",
+                        }
+                        for n, p in hosts.items()
+                    ],
+                }
+            ],
+        }  # fmt: skip
+
+    def page(self, path: str) -> str:
+        """What it answers at a path; nothing if it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            return str(error.read().decode())
+        except OSError:
+            return ""
+
+    def metric(self, name: str) -> float:
+        lines = self.page("/metrics").splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith(name)), -1.0)
+
+    def until_ready(self, within_s: float = 60.0) -> None:
+        self.plane.programs.until(
+            self.node.name, "runs an agent that is ready", lambda: self.page("/readyz") == "ok\n", within_s
+        )
+
+    def kill(self) -> None:
+        """Ends it like a crash; the kubelet would wait ever longer before it starts it again, so it is
+        made anew.
+        """
+        path = f"/api/v1/namespaces/{self.space}/pods/agent"
+        for pid in self.node.pids_of(self.pod):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.plane.api.delete(path, gracePeriodSeconds=0)
+        self.plane.api.until_gone(path)
+        self.pod = self.plane.pod(self.space, "agent", self._spec())
+
+    def log(self) -> str:
+        return self.node.pod_log(self.pod, "agent")
+
+    def delete(self) -> None:
+        """Ends it in order."""
+        path = f"/api/v1/namespaces/{self.space}/pods/agent"
+        self.plane.api.delete(path)
+        self.plane.api.until_gone(path, within_s=30)
+        rbac = "/apis/rbac.authorization.k8s.io/v1"
+        for kind in ("clusterrolebindings", "clusterroles"):
+            self.plane.api.delete(f"{rbac}/{kind}/{self.ROLE}")

@@ -346,6 +346,8 @@ fn open_machine(
         may_use_cgroups: config.may_use_cgroups,
         claim: config.claim,
         log_limit: (config.keeping.log_bytes, config.keeping.log_parts),
+        socket: None,
+        guests: false,
         without: config.without.clone(),
         tenants: if config.mode.is_system() { Access::Everyone } else { Access::Owner },
     };

@@ -63,6 +63,12 @@ impl CpuDevice {
         Self { cores, devices, host_mib, groups, tested, claims, has_priority: true }
     }
 
+    /// With these groups, if groups limit CPU time here.
+    pub(super) fn with_groups(mut self, groups: Option<&Arc<dyn Groups>>) -> Self {
+        self.groups = self.groups.and(groups.cloned());
+        self
+    }
+
     /// Claims the cores, alone or beside other daemons. Those are named in the self-test's result.
     pub(super) fn claim(mut self, alone: bool) -> Result<Self, String> {
         let used = &self.cores[..self.cores.len().min(self.devices.into())];

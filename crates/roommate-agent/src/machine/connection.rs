@@ -32,8 +32,10 @@ const LINE_WITHIN: Duration = Duration::from_secs(5);
 /// How long the machine waits after it could not accept a connection, mostly because no file
 /// descriptor is left.
 const BREATH: Duration = Duration::from_millis(100);
-/// When a tenant may try again that was refused for want of room, in seconds.
+/// When a tenant may try again that was put off, in seconds.
 const LATER_S: f64 = 1.0;
+/// Why a tenant is put off where there is no room.
+const FULL: &str = "too many connections";
 
 /// A connection to a tenant.
 #[derive(Clone, Debug)]
@@ -60,9 +62,9 @@ impl Peer {
         self.hang_up();
     }
 
-    /// Closes the connection for want of room; the tenant may try again.
-    fn put_off(&self) {
-        let reason = "too many connections".into();
+    /// Closes the connection; the tenant may try again.
+    pub(crate) fn put_off(&self, reason: &str) {
+        let reason = reason.into();
         self.send(&ToTenant::Refused(Refused { reason, later_s: Some(LATER_S) }));
         self.hang_up();
     }
@@ -71,6 +73,12 @@ impl Peer {
     /// connection is refused.
     pub(crate) fn agree_on_version(&self, hello: &Hello) -> Option<u32> {
         hello.common_version(SPOKEN).map_err(|reason| self.refuse(reason)).ok()
+    }
+
+    /// The process at the other end.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        let peer = rustix::net::sockopt::socket_peercred(&*self.stream).ok()?;
+        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
     }
 
     /// Whether the process at the other end runs as this user, or as root.
@@ -85,7 +93,7 @@ impl Peer {
         match self.lobby.admit(self.id) {
             Outcome::Admitted => true,
             Outcome::Full => {
-                self.put_off();
+                self.put_off(FULL);
                 false
             }
             Outcome::Gone => false,
@@ -153,7 +161,7 @@ fn receive(peer: &Peer, to: &Deliver<Input>) {
     loop {
         match peer.lobby.come(peer.id, &peer.stream, Instant::now()) {
             Ok(true) => break,
-            Ok(false) => return peer.put_off(),
+            Ok(false) => return peer.put_off(FULL),
             // Meanwhile further connections wait in the kernel.
             Err(wait) => std::thread::sleep(wait),
         }
@@ -167,7 +175,7 @@ fn receive(peer: &Peer, to: &Deliver<Input>) {
     });
     if spawned.is_err() {
         peer.lobby.leave(peer.id);
-        peer.put_off();
+        peer.put_off(FULL);
     }
 }
 

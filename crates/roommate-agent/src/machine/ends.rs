@@ -58,6 +58,11 @@ impl Machine {
         let Some((job, known)) = self.jobs.iter_mut().find(|(_, j)| is_its(j)) else { return };
         let job = *job;
         let Some(t) = &mut known.tenant else { return };
+        if t.is_guest {
+            // Whoever started it knows how it ended.
+            self.detach(job);
+            return;
+        }
         if !t.gone {
             (t.gone, t.deadline) = (true, None);
             if let Some(peer) = t.peer.take() {

@@ -74,7 +74,7 @@ impl Machine {
     }
 
     /// The folder of the job.
-    fn folder(&self, id: u32) -> PathBuf {
+    pub(super) fn folder(&self, id: u32) -> PathBuf {
         self.setup.paths.job(id)
     }
 
@@ -193,7 +193,7 @@ impl Machine {
         let mut env = program.env.clone();
         let own = || self.folder(program.id).join("checkpoint");
         let folder = program.checkpoint.clone().unwrap_or_else(own);
-        let socket = self.setup.paths.tenants();
+        let socket = self.setup.tenant_socket();
         env.extend(connection::env(&socket, token, &program.name, &folder));
         let start = Self::device_start(known, place, known.suspect);
         let allowed = start.allowed;
@@ -252,7 +252,26 @@ impl Machine {
         let exited = move || {
             to(Input(Heard::Exited(folder)));
         };
-        let (folder, now) = (attempt.folder.clone(), self.now());
+        let folder = attempt.folder.clone();
+        self.take_in(job, attempt, token, supervisor, place);
+        let processes = &self.control.os.processes;
+        if processes.watch(supervisor, Box::new(exited)).is_err() {
+            // Its end would not be noticed, so it is ended at once.
+            processes.signal_group(supervisor, Signal::KILL);
+            (self.deliver)(Input(Heard::Exited(folder)));
+        }
+    }
+
+    /// Makes a running process the tenant of a job.
+    pub(super) fn take_in(
+        &mut self,
+        job: JobIdx,
+        attempt: Attempt,
+        token: String,
+        supervisor: Process,
+        place: Placement,
+    ) {
+        let now = self.now();
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let company = if known.suspect {
             Company::Apart
@@ -264,12 +283,6 @@ impl Machine {
         let mut tenant = Tenant::new(attempt, token, supervisor, place, company, now);
         tenant.alone = std::mem::take(&mut known.starts_alone);
         known.tenant = Some(tenant);
-        let processes = &self.control.os.processes;
-        if processes.watch(supervisor, Box::new(exited)).is_err() {
-            // Its end would not be noticed, so it is ended at once.
-            processes.signal_group(supervisor, Signal::KILL);
-            (self.deliver)(Input(Heard::Exited(folder)));
-        }
     }
 
     /// Adopts a process that was started before this machine was opened. `starting`: its start was

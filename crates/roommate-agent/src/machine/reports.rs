@@ -114,12 +114,17 @@ impl Machine {
         let Some(version) = peer.agree_on_version(hello) else { return };
         let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.token == hello.token);
         let Some(job) = self.jobs.iter().find(|(_, j)| is_its(j)).map(|(job, _)| *job) else {
-            peer.refuse(NO_SUCH_TOKEN);
+            if self.is_expected(&hello.token) {
+                peer.put_off("its container is being prepared");
+            } else {
+                peer.refuse(NO_SUCH_TOKEN);
+            }
             return;
         };
         // Whoever learned the token of another user's job does not speak for it.
         let owner = self.jobs[&job].program.user.as_ref().map(|u| u.uid);
-        if owner.is_some_and(|uid| !peer.is_of(uid)) {
+        let is_its = owner.is_none_or(|uid| peer.is_of(uid));
+        if !is_its || !self.is_from_its_container(job, peer) {
             peer.refuse(NO_SUCH_TOKEN);
             return;
         }
@@ -148,7 +153,8 @@ impl Machine {
             peer.send(&ToTenant::Stop(Nothing {}));
         }
         // From now on the SDK enforces the pace, so the duty cycle ends.
-        t.pid = hello.pid;
+        // In a container, pids are other ones.
+        t.pid = if t.is_guest { peer.pid().unwrap_or(0) } else { hello.pid };
         // It may also have been stopped between its hello and now, and would never hear of it.
         t.duty_cycle = None;
         if t.goal == Goal::Run {

@@ -81,6 +81,8 @@ pub(crate) struct Tenant {
     /// The content of its start's report, while the machine waits for it to connect or, if it is a
     /// service, to be ready.
     pub(crate) hello_due: Option<Begun>,
+    /// Whether something else started its process, and will end it.
+    pub(crate) is_guest: bool,
     /// Whether its process group was stopped by a signal.
     pub(crate) frozen: bool,
     /// When it is forced to follow its last order.
@@ -207,6 +209,7 @@ impl Tenant {
             company,
             tune_due: false,
             hello_due: None,
+            is_guest: false,
             frozen: false,
             deadline: None,
         }
@@ -226,7 +229,8 @@ impl Tenant {
     /// CPU time of the process that connected, if it belongs to the command's group.
     pub(crate) fn cpu_s(&self, os: &Os) -> f64 {
         let leader = self.command.get().unwrap_or(&self.supervisor);
-        let stat = os.processes.stat(self.pid).filter(|s| s.group == leader.pid);
+        let stat = os.processes.stat(self.pid);
+        let stat = stat.filter(|s| self.is_guest || s.group == leader.pid);
         stat.map_or(0.0, |s| s.cpu_s)
     }
 }

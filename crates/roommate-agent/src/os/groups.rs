@@ -148,6 +148,53 @@ pub(crate) fn is_frozen(folders: &[PathBuf]) -> bool {
     })
 }
 
+/// Limits the CPU time of a group to this many cores; `None` = no limit.
+pub(crate) fn limit_cpu(folder: &Path, cores: Option<f64>) -> io::Result<()> {
+    // If the quota would be too small for the usual period, the period is longer.
+    let period = cores
+        .map_or(PERIOD_US, |c| (LEAST_QUOTA_US / c.max(1e-6)).clamp(PERIOD_US, LONGEST_PERIOD_US));
+    let quota = cores.map(|c| (c * period).round().max(LEAST_QUOTA_US));
+    let unified = folder.join("cpu.max");
+    if unified.exists() {
+        let quota = quota.map_or("max".to_string(), |q| q.to_string());
+        return fs::write(unified, format!("{quota} {period:.0}"));
+    }
+    let at_quota = folder.join("cpu.cfs_quota_us");
+    // Any period is accepted while there is no quota.
+    fs::write(&at_quota, "-1")?;
+    fs::write(folder.join("cpu.cfs_period_us"), format!("{period:.0}"))?;
+    quota.map_or(Ok(()), |quota| fs::write(&at_quota, quota.to_string()))
+}
+
+/// The cores to which the CPU time of a group is limited, if its hierarchy limits CPU time.
+pub(crate) fn cpu_limit(folder: &Path) -> Option<Option<f64>> {
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let (quota, period) = match read("cpu.max") {
+        Some(text) => {
+            let mut words = text.split_whitespace().map(String::from);
+            (words.next()?, words.next()?)
+        }
+        None => (read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?),
+    };
+    let number = |text: String| text.trim().parse::<f64>().ok().filter(|n| *n > 0.0);
+    Some(number(quota).zip(number(period)).map(|(quota, period)| quota / period))
+}
+
+/// Sets how much CPU time a group gets beside others.
+pub(crate) fn weigh(folder: &Path, weight: Weight) {
+    let (v2, v1) = match weight {
+        Weight::First => ("10000", "102400"),
+        Weight::Usual => ("100", "1024"),
+        Weight::Idle => ("1", "2"),
+    };
+    for (file, value) in [("cpu.weight", v2), ("cpu.shares", v1)] {
+        let path = folder.join(file);
+        if path.exists() {
+            let _ = fs::write(path, value);
+        }
+    }
+}
+
 /// Kills all members of a group until none is left, for a limited time; returns whether it is
 /// empty.
 pub(crate) fn empty(folders: &[PathBuf], within: Duration) -> bool {
@@ -342,29 +389,8 @@ impl Groups for RealGroups {
     fn limit_cpu(&self, name: &str, cores: Option<f64>, weight: Weight) -> io::Result<()> {
         let Some(h) = self.with("cpu") else { return Ok(()) };
         let folder = h.root.join(name);
-        // If the quota would be too small for the usual period, the period is longer.
-        let period = cores.map_or(PERIOD_US, |c| {
-            (LEAST_QUOTA_US / c.max(1e-6)).clamp(PERIOD_US, LONGEST_PERIOD_US)
-        });
-        let quota = cores.map(|c| (c * period).round().max(LEAST_QUOTA_US));
-        if h.is_v2 {
-            let quota = quota.map_or("max".to_string(), |q| q.to_string());
-            fs::write(folder.join("cpu.max"), format!("{quota} {period:.0}"))?;
-        } else {
-            let at_quota = folder.join("cpu.cfs_quota_us");
-            // Any period is accepted while there is no quota.
-            fs::write(&at_quota, "-1")?;
-            fs::write(folder.join("cpu.cfs_period_us"), format!("{period:.0}"))?;
-            if let Some(quota) = quota {
-                fs::write(&at_quota, quota.to_string())?;
-            }
-        }
-        let (v2, v1) = match weight {
-            Weight::First => ("10000", "102400"),
-            Weight::Usual => ("100", "1024"),
-            Weight::Idle => ("1", "2"),
-        };
-        self.set("cpu", name, ("cpu.weight", v2.into()), ("cpu.shares", v1.into()));
+        limit_cpu(&folder, cores)?;
+        weigh(&folder, weight);
         Ok(())
     }
 
@@ -420,9 +446,41 @@ impl Groups for RealGroups {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+
+    /// A machine without groups of its own.
+    pub(crate) struct NoGroups;
+
+    impl Groups for NoGroups {
+        fn create(&self, _: &str, _: Limits) -> io::Result<Vec<PathBuf>> {
+            Ok(Vec::new())
+        }
+        fn limit_cpu(&self, _: &str, _: Option<f64>, _: Weight) -> io::Result<()> {
+            Ok(())
+        }
+        fn freeze(&self, _: &str, _: bool) -> io::Result<()> {
+            Ok(())
+        }
+        fn is_frozen(&self, _: &str) -> bool {
+            false
+        }
+        fn members(&self, _: &str) -> Vec<u32> {
+            Vec::new()
+        }
+        fn kill(&self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+        fn remove(&self, _: &str) {}
+        fn names(&self) -> Vec<String> {
+            Vec::new()
+        }
+        fn close(&self) {}
+        fn cpu_limits(&self) -> CpuLimits {
+            CpuLimits::None
+        }
+    }
 
     #[test]
     fn hierarchies_are_found_in_mounts() {

@@ -147,7 +147,7 @@ pub(crate) fn small_thread(
 }
 
 /// An unpredictable number, for tokens.
-pub(crate) fn random() -> u64 {
+pub fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     let mut bytes = [0; 8];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {

@@ -4,16 +4,9 @@
 //! lets forward ports may read names of pods.
 
 use crate::client::Error;
-use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use std::convert::Infallible;
+use crate::pages::{self, Page, ask, page};
+use http::StatusCode;
 use std::net::SocketAddr;
-use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
@@ -27,43 +20,13 @@ pub(super) enum Ask {
     Snapshot(oneshot::Sender<Vec<u8>>),
 }
 
-/// How long an answer of the scheduler may take.
-const WITHIN: Duration = Duration::from_secs(10);
-
 /// Listens and answers from now on.
 pub(super) async fn serve(at: SocketAddr, asks: Sender<Ask>) -> Result<SocketAddr, Error> {
-    let listener = TcpListener::bind(at).await.map_err(Error::io(format!("--listen {at}")))?;
-    let at = listener.local_addr().map_err(Error::io("--listen"))?;
-    tokio::spawn(async move {
-        loop {
-            let Ok((stream, peer)) = listener.accept().await else {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            let asks = asks.clone();
-            tokio::spawn(async move {
-                let answer = service_fn(move |request| answer(request, peer, asks.clone()));
-                let mut http = hyper::server::conn::http1::Builder::new();
-                http.timer(TokioTimer::new()).header_read_timeout(WITHIN);
-                // Whoever hangs up has lost interest.
-                drop(http.serve_connection(TokioIo::new(stream), answer).await);
-            });
-        }
-    });
-    Ok(at)
+    pages::serve(at, move |path, peer| answer(path, peer, asks.clone())).await
 }
 
-type Page = Response<Full<Bytes>>;
-
-async fn answer(
-    request: Request<Incoming>,
-    peer: SocketAddr,
-    asks: Sender<Ask>,
-) -> Result<Page, Infallible> {
-    if request.method() != Method::GET {
-        return Ok(page(StatusCode::METHOD_NOT_ALLOWED, "only GET\n"));
-    }
-    Ok(match request.uri().path() {
+async fn answer(path: String, peer: SocketAddr, asks: Sender<Ask>) -> Page {
+    match path.as_str() {
         "/healthz" | "/livez" => match ask(&asks, Ask::Metrics).await {
             Some(_) => page(StatusCode::OK, "ok\n"),
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
@@ -93,17 +56,5 @@ async fn answer(
             StatusCode::NOT_FOUND,
             "there are /healthz, /readyz, /metrics and /debug/snapshot\n",
         ),
-    })
-}
-
-async fn ask<T>(asks: &Sender<Ask>, what: fn(oneshot::Sender<T>) -> Ask) -> Option<T> {
-    let (answer, answered) = oneshot::channel();
-    asks.send(what(answer)).await.ok()?;
-    tokio::time::timeout(WITHIN, answered).await.ok()?.ok()
-}
-
-fn page(status: StatusCode, text: impl Into<Bytes>) -> Page {
-    let mut page = Response::new(Full::new(text.into()));
-    *page.status_mut() = status;
-    page
+    }
 }

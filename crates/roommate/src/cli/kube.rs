@@ -11,6 +11,8 @@ use std::path::PathBuf;
 pub(crate) enum Kube {
     /// Schedule the pods of a cluster that name the scheduler
     Scheduler(Scheduler),
+    /// Take care of a node: put what the scheduler decided into force, and measure
+    Agent(Agent),
     /// Measure how fast pods are bound on an API server, beside a peer
     Bench(Bench),
     /// Try the scheduler with random operations against an API server that fails in every way
@@ -93,6 +95,44 @@ fn address(text: &str) -> Result<Address, String> {
 fn lease_seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse::<f64>().ok().filter(|s| (1.0..=3600.0).contains(s));
     seconds.ok_or_else(|| "expected a number from 1 to 3600".into())
+}
+
+/// Flags of `roommate kube agent`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Agent {
+    #[command(flatten)]
+    pub(crate) cluster: Cluster,
+    /// The node on which it runs
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node_name: String,
+    /// Type of the devices that pods share; auto: GPUs if there are any, else cores
+    #[arg(long, default_value = "auto", value_name = "TYPE", value_parser = ["auto", "cpu", "cuda"])]
+    pub(crate) device: String,
+    /// Number of devices, if not all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) devices: Option<u16>,
+    /// Most pods on a device; at least as many as the scheduler's --max-tenants
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = super::tenants())]
+    pub(crate) max_tenants: u8,
+    /// Do not use a mechanism, to compare or where it makes trouble
+    #[arg(long, value_name = "MECHANISM", value_delimiter = ',')]
+    pub(crate) without: Vec<super::machine::Left>,
+    /// Folder of the agent's own files
+    #[arg(long, default_value = "/var/lib/roommate", value_name = "FOLDER")]
+    pub(crate) state: PathBuf,
+    /// Folder with the socket for containers, the same path on the node
+    #[arg(long, default_value = "/run/roommate", value_name = "FOLDER")]
+    pub(crate) run: PathBuf,
+    /// Folder of the kubelet
+    #[arg(long, default_value = "/var/lib/kubelet", value_name = "FOLDER")]
+    pub(crate) kubelet: PathBuf,
+    /// Folder of device descriptions for the container runtime
+    #[arg(long, default_value = "/var/run/cdi", value_name = "FOLDER")]
+    pub(crate) cdi: PathBuf,
+    /// Address for health checks and metrics; `none` = no address
+    #[arg(long, default_value = "127.0.0.1:10262", value_name = "ADDRESS")]
+    #[arg(value_parser = address)]
+    pub(crate) listen: Address,
 }
 
 /// Flags of `roommate kube bench`.

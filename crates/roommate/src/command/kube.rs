@@ -1,24 +1,27 @@
 //! `roommate kube`: the commands for Kubernetes.
 
 use crate::cli::Output;
-use crate::cli::kube::{Bench, Fuzz, Kube, Scheduler};
+use crate::cli::kube::{Agent, Bench, Fuzz, Kube, Scheduler};
 use crate::{ANSWER_NO, console, experiment, table};
 use anyhow::Context;
-use roommate_agent::process::signal;
+use roommate_agent::device::Kind;
+use roommate_agent::process::{THIS_PROGRAM, signal};
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_kube::scheduler::{Election, Options};
 use roommate_kube::world::Settings;
-use roommate_kube::{bench, fuzz, scheduler};
+use roommate_kube::{agent, bench, fuzz, scheduler};
 use serde_json::Value;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub(super) fn run(command: Kube) -> anyhow::Result<ExitCode> {
     match command {
         Kube::Scheduler(args) => schedule(&args),
+        Kube::Agent(args) => attend(&args),
         Kube::Bench(args) => measure(&args),
         Kube::Fuzz(args) => try_randomly(&args),
     }
@@ -57,15 +60,44 @@ fn schedule(args: &Scheduler) -> anyhow::Result<ExitCode> {
         in_flight: args.in_flight.into(),
         instance: host.into(),
     };
-    let ended = async move {
-        while !wanted.load(Ordering::Relaxed) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
     console::say(&format!("policy {}, scheduler {}", args.policy, args.name));
     let told = &mut |what: &str| console::say_lines(what);
-    runtime()?.block_on(scheduler::run(options, ended, told))?;
+    runtime()?.block_on(scheduler::run(options, until(wanted), told))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn attend(args: &Agent) -> anyhow::Result<ExitCode> {
+    let wanted = signal::end_wanted()?;
+    let options = agent::Options {
+        access: args.cluster.access(),
+        node: args.node_name.clone(),
+        kind: match args.device.as_str() {
+            "cpu" => Some(Kind::Cpu),
+            "cuda" => Some(Kind::Cuda),
+            _ => None,
+        },
+        devices: args.devices,
+        slots: args.max_tenants.into(),
+        without: args.without.iter().copied().map(Into::into).collect(),
+        state: args.state.clone(),
+        run: args.run.clone(),
+        kubelet: args.kubelet.clone(),
+        cdi: args.cdi.clone(),
+        listen: args.listen.0,
+        resource: roommate_kube::names::RESOURCE.into(),
+        program: THIS_PROGRAM.into(),
+    };
+    console::say(&format!("node {}", args.node_name));
+    let told = &mut |what: &str| console::say_lines(what);
+    runtime()?.block_on(agent::run(options, until(wanted), told))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits until the process is asked to end.
+async fn until(wanted: Arc<AtomicBool>) {
+    while !wanted.load(Ordering::Relaxed) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 fn measure(args: &Bench) -> anyhow::Result<ExitCode> {

@@ -1,0 +1,455 @@
+//! The pods of the node that use its devices: what is assigned to each, what the machine was told
+//! of it, and what is in force.
+
+use super::container_of;
+use super::notes::Notes;
+use super::places::{OfPod, Places};
+use crate::assignment::{Applied, Assignment};
+use crate::names;
+use crate::objects::Pod;
+use crate::request::Request;
+use roommate_agent::machine::{Guest, Machine, Order, Program, Report, Start};
+use roommate_agent::protocol::front::{FrontSpec, Objective, ServerSpec};
+use roommate_core::event::{Placement, Sample, Served};
+use roommate_core::idx::{GpuIdx, JobIdx};
+use roommate_core::job::{Class, Overrides};
+use roommate_core::number::Number32;
+use roommate_core::reason::Reason;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+/// How often what was measured of a pod is written, at most.
+const MEASURED_EVERY: Duration = Duration::from_secs(2);
+/// How often a pod is told that it is held back, at most.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// A pod that uses devices of the node.
+struct Known {
+    pod: Pod,
+    of: OfPod,
+    assignment: Option<Assignment>,
+    /// The id of its container that runs, as its runtime names it.
+    container: Option<String>,
+    job: JobIdx,
+    /// The container of which the machine takes care, and what it was told.
+    attached: Option<(String, Assignment)>,
+    /// What the machine carries out, and what it has put into force.
+    carries_out: Option<Applied>,
+    in_force: Option<Applied>,
+    dismissed: bool,
+    /// Whether something went wrong that was told.
+    told_trouble: bool,
+    sample: Option<Sample>,
+    is_new_sample: bool,
+    sampled: Option<Instant>,
+    /// When it was told last that it is held back.
+    told_held: Option<Instant>,
+    held_back: bool,
+    served: Served,
+}
+
+/// All of them.
+pub(super) struct Tenants {
+    resource: String,
+    pods: BTreeMap<String, Known>,
+    by_job: BTreeMap<JobIdx, String>,
+    next: u32,
+    dirty: BTreeSet<String>,
+    /// Pods whose containers are not there yet.
+    waiting: BTreeSet<String>,
+}
+
+/// What metrics say besides.
+pub(super) struct View<'a> {
+    pub(super) node: &'a str,
+    pub(super) gpus: u16,
+    pub(super) tier: String,
+    pub(super) registrations: u64,
+}
+
+impl Tenants {
+    pub(super) fn new(resource: &str) -> Self {
+        Self {
+            resource: resource.into(),
+            pods: BTreeMap::new(),
+            by_job: BTreeMap::new(),
+            next: 0,
+            dirty: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+        }
+    }
+
+    /// A pod of the node is new or has changed.
+    pub(super) fn observe(&mut self, pod: Pod) {
+        let Some(container) = container_of(&pod, &self.resource) else { return };
+        let uid = pod.uid().to_string();
+        let next = JobIdx(self.next);
+        let known = self.pods.entry(uid.clone()).or_insert_with(|| {
+            let (namespace, name) = (pod.namespace().into(), pod.name().into());
+            Known {
+                of: OfPod { namespace, pod: name, container },
+                pod: Pod::default(),
+                assignment: None,
+                container: None,
+                job: next,
+                attached: None,
+                carries_out: None,
+                in_force: None,
+                dismissed: false,
+                told_trouble: false,
+                sample: None,
+                is_new_sample: false,
+                sampled: None,
+                told_held: None,
+                held_back: false,
+                served: Served::default(),
+            }
+        });
+        if known.job == next {
+            self.next += 1;
+            self.by_job.insert(next, uid.clone());
+        }
+        known.container = known.running_container(&pod);
+        if let Some(read) = Assignment::of(&pod) {
+            // What an older scheduler wrote late is not obeyed.
+            let newest = known.assignment.as_ref().map(Assignment::applied);
+            if newest <= Some(read.applied()) {
+                known.assignment = Some(read);
+            }
+        }
+        known.in_force = known.in_force.max(Applied::of(&pod));
+        known.pod = pod;
+        self.dirty.insert(uid);
+    }
+
+    /// A pod is gone.
+    pub(super) fn gone(&mut self, uid: &str, machine: &mut Machine) {
+        if let Some(known) = self.pods.remove(uid) {
+            self.by_job.remove(&known.job);
+            machine.detach(known.job);
+        }
+        self.dirty.remove(uid);
+        self.waiting.remove(uid);
+    }
+
+    /// Pods that are known and are not among these.
+    pub(super) fn not_among(&self, all: &BTreeSet<String>) -> Vec<String> {
+        self.pods.keys().filter(|uid| !all.contains(*uid)).cloned().collect()
+    }
+
+    /// Whether a container is one of a pod that is known.
+    pub(super) fn has(&self, of: &OfPod) -> bool {
+        self.pods.values().any(|known| known.of == *of)
+    }
+
+    /// Whether there are containers to look for.
+    pub(super) fn are_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// What was decided for the pod of a container that is about to start; none as long as nothing
+    /// is known of it.
+    pub(super) fn assigned(&self, of: &OfPod) -> Result<Option<(JobIdx, Start)>, String> {
+        let mut all = self.pods.values().filter(|k| k.of == *of && !k.pod.has_ended());
+        let Some(known) = all.find(|k| k.assignment.is_some()) else { return Ok(None) };
+        let Some(assignment) = &known.assignment else { return Ok(None) };
+        known.start(assignment, &self.resource).map(|start| Some((known.job, start)))
+    }
+
+    /// Has the machine do what was assigned, for all pods that changed and all that wait.
+    pub(super) fn reconcile(
+        &mut self,
+        machine: &mut Machine,
+        places: &Places,
+        told: &mut dyn FnMut(&str),
+    ) {
+        let mut due = std::mem::take(&mut self.dirty);
+        due.append(&mut self.waiting);
+        for uid in due {
+            let Some(known) = self.pods.get_mut(&uid) else { continue };
+            match known.reconcile(&self.resource, machine, places) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.waiting.insert(uid);
+                }
+                Err(why) => {
+                    if !std::mem::replace(&mut known.told_trouble, true) {
+                        told(&format!("{}/{}: {why}", known.of.namespace, known.of.pod));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the machine reports.
+    pub(super) fn reported(&mut self, report: Report, notes: &mut Notes) {
+        let (job, kind) = match report {
+            Report::Started { job, .. } | Report::Stopped { job, .. } | Report::Tuned(job) => {
+                (job, Told::InForce)
+            }
+            Report::Sampled { job, sample } => (job, Told::Sample(sample)),
+            Report::Served { job, served } => (job, Told::Served(served)),
+            Report::Noted { job, why } => (job, Told::Held(why)),
+            _ => return,
+        };
+        let names = |job: JobIdx| self.by_job.get(&job).cloned().unwrap_or_default();
+        let why_text = match &kind {
+            Told::Held(why) => {
+                let name = |job| self.pods.get(&names(job)).map_or(String::new(), |k| k.of.shown());
+                why.describe(&name)
+            }
+            _ => String::new(),
+        };
+        let Some(known) = self.by_job.get(&job).and_then(|uid| self.pods.get_mut(uid)) else {
+            return;
+        };
+        match kind {
+            Told::InForce => known.in_force = known.carries_out.take().max(known.in_force),
+            Told::Sample(sample) => (known.sample, known.is_new_sample) = (Some(sample), true),
+            Told::Served(served) => {
+                known.served = known.served.and(served);
+                // A window lasts for a second.
+                let load = served.requests as f32 / served.windows.max(1) as f32;
+                let sample = Sample {
+                    load_rps: Number32::of(load),
+                    p99_us: served.p99_us,
+                    ..known.sample.unwrap_or_default()
+                };
+                (known.sample, known.is_new_sample) = (Some(sample), true);
+            }
+            Told::Held(why) => {
+                known.held_back = matches!(why, Reason::HeldBackFor(_));
+                let now = Instant::now();
+                let silent = |at: Instant| now.duration_since(at) < TOLD_EVERY;
+                if known.held_back && !known.told_held.is_some_and(silent) {
+                    known.told_held = Some(now);
+                    notes.event(&known.pod, "Normal", "HeldBack", "Sharing", &why_text);
+                }
+            }
+        }
+    }
+
+    /// Has written what pods do not say yet.
+    pub(super) fn note(&mut self, notes: &mut Notes) {
+        let now = Instant::now();
+        for (uid, known) in &mut self.pods {
+            if known.pod.has_ended() {
+                continue;
+            }
+            if let Some(applied) = known.in_force
+                && Applied::of(&known.pod) < Some(applied)
+            {
+                let text = serde_json::to_string(&applied).unwrap_or_default();
+                notes.annotate(uid, &known.pod, names::APPLIED, text);
+            }
+            let early = known.sampled.is_some_and(|at| now.duration_since(at) < MEASURED_EVERY);
+            if known.is_new_sample && !early {
+                (known.is_new_sample, known.sampled) = (false, Some(now));
+                let text = known.sample.and_then(|s| serde_json::to_string(&s).ok());
+                notes.annotate(uid, &known.pod, names::MEASURED, text.unwrap_or_default());
+            }
+        }
+    }
+
+    /// Metrics in the text format of Prometheus.
+    pub(super) fn metrics(&self, view: &View<'_>) -> String {
+        let mut out = String::new();
+        let node = view.node;
+        _ = writeln!(
+            out,
+            "# HELP roommate_build_info The version.\n# TYPE roommate_build_info gauge\n\
+             roommate_build_info{{version=\"{}\"}} 1",
+            env!("CARGO_PKG_VERSION")
+        );
+        _ = writeln!(
+            out,
+            "# HELP roommate_node_gpus Devices of the node.\n# TYPE roommate_node_gpus gauge\n\
+             roommate_node_gpus{{node=\"{node}\",tier=\"{}\"}} {}",
+            view.tier, view.gpus
+        );
+        _ = writeln!(
+            out,
+            "# HELP roommate_registrations_total Registrations at the kubelet.\n\
+             # TYPE roommate_registrations_total counter\n\
+             roommate_registrations_total{{node=\"{node}\"}} {}",
+            view.registrations
+        );
+        type Value = fn(&Known) -> Option<f64>;
+        let families: [(&str, &str, &str, Value); 8] = [
+            ("tenant_share_ratio", "gauge", "Promised part of each of its devices.", |k| {
+                let knobs = k.attached.as_ref()?.1.knobs;
+                Some(f64::from(knobs.sm_permille) / 1e3)
+            }),
+            ("tenant_limit_ratio", "gauge", "Most that it may use of each of its devices.", |k| {
+                Some(f64::from(k.attached.as_ref()?.1.knobs.sm_most_permille) / 1e3)
+            }),
+            ("tenant_suspended", "gauge", "Whether it stands still.", |k| {
+                Some(f64::from(u8::from(k.attached.as_ref()?.1.suspended)))
+            }),
+            ("tenant_step_seconds", "gauge", "Seconds of its last steps.", |k| {
+                Some(k.sample?.step_s.get()).filter(|s| *s > 0.0)
+            }),
+            ("tenant_held_back", "gauge", "Whether it is held back for a service.", |k| {
+                k.attached.as_ref().map(|_| f64::from(u8::from(k.held_back)))
+            }),
+            ("service_requests_total", "counter", "Requests that were answered.", |k| {
+                (k.served.windows > 0).then_some(k.served.requests as f64)
+            }),
+            ("service_late_requests_total", "counter", "Requests over the objective.", |k| {
+                (k.served.windows > 0).then_some(k.served.late as f64)
+            }),
+            ("service_p99_seconds", "gauge", "Latency of 99 of 100 requests lately.", |k| {
+                (k.served.windows > 0).then_some(f64::from(k.sample?.p99_us) / 1e6)
+            }),
+        ];
+        for (name, kind, help, value) in families {
+            _ = writeln!(out, "# HELP roommate_{name} {help}\n# TYPE roommate_{name} {kind}");
+            for known in self.pods.values() {
+                let Some(value) = value(known) else { continue };
+                let OfPod { namespace, pod, container } = &known.of;
+                let gpus = known.attached.iter().flat_map(|(_, a)| &a.gpus);
+                let gpus: Vec<String> = gpus.map(ToString::to_string).collect();
+                _ = writeln!(
+                    out,
+                    "roommate_{name}{{node=\"{node}\",namespace=\"{namespace}\",pod=\"{pod}\",\
+                     container=\"{container}\",gpu=\"{}\"}} {value}",
+                    gpus.join(",")
+                );
+            }
+        }
+        out
+    }
+}
+
+/// What a report says of a pod.
+enum Told {
+    InForce,
+    Sample(Sample),
+    Served(Served),
+    Held(Reason),
+}
+
+impl Known {
+    /// The id of its container that asks for devices, if that runs.
+    fn running_container(&self, pod: &Pod) -> Option<String> {
+        let status = pod.status.as_ref()?;
+        let its = status.container_statuses.iter().find(|c| c.name == self.of.container)?;
+        let id = its.container_id.as_deref()?;
+        its.state.as_ref()?.running.as_ref()?;
+        // `containerd://0123…`
+        Some(id.rsplit('/').next().unwrap_or(id).into())
+    }
+
+    /// Has the machine do what is assigned. False if its container is to be looked for again.
+    fn reconcile(
+        &mut self,
+        resource: &str,
+        machine: &mut Machine,
+        places: &Places,
+    ) -> Result<bool, String> {
+        if self.pod.has_ended() {
+            if self.attached.take().is_some() {
+                machine.detach(self.job);
+            }
+            return Ok(true);
+        }
+        if self.pod.metadata.deletion_timestamp.is_some() {
+            if !std::mem::replace(&mut self.dismissed, true) {
+                machine.dismiss(self.job);
+            }
+            return Ok(true);
+        }
+        let (Some(assignment), Some(container)) = (&self.assignment, &self.container) else {
+            return Ok(true);
+        };
+        match &self.attached {
+            Some((attached, told)) if attached == container => {
+                if told.applied() == assignment.applied() {
+                    return Ok(true);
+                }
+                let (told, assignment) = (told.clone(), assignment.clone());
+                let start = self.start(&assignment, resource)?;
+                self.attached = Some((container.clone(), assignment.clone()));
+                self.change(&told, &assignment, start, machine);
+            }
+            _ => {
+                let Some(given) = places.of(&self.of) else {
+                    return Err("its places were given by an agent that is gone".into());
+                };
+                let start = self.start(assignment, resource)?;
+                let guest = Guest {
+                    container: container.clone(),
+                    token: given.token.clone(),
+                    suspended: assignment.suspended,
+                    env: given.env.clone(),
+                };
+                self.carries_out = Some(assignment.applied());
+                if !machine.attach(self.job, &start, guest).map_err(|e| e.to_string())? {
+                    return Ok(false);
+                }
+                self.attached = Some((container.clone(), assignment.clone()));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has the machine go from one assignment to another.
+    fn change(&mut self, from: &Assignment, to: &Assignment, start: Start, machine: &mut Machine) {
+        self.carries_out = Some(to.applied());
+        match (from.suspended, to.suspended) {
+            (false, true) => machine.apply(Order::Suspend(self.job)),
+            (true, false) => machine.apply(Order::Start(self.job, Box::new(start))),
+            (false, false) if from.knobs != to.knobs => {
+                machine.apply(Order::Tune(self.job, to.knobs));
+            }
+            // Nothing is to be done.
+            _ => self.in_force = self.carries_out.take(),
+        }
+    }
+
+    /// The pod as a job of the machine.
+    fn start(&self, assignment: &Assignment, resource: &str) -> Result<Start, String> {
+        let request = Request::of(&self.pod, resource)?;
+        let program = Program {
+            id: self.job.0,
+            name: self.of.shown(),
+            words: Vec::new(),
+            workdir: "/".into(),
+            env: BTreeMap::new(),
+            host_mib: 0,
+            user: None,
+            checkpoint: None,
+            mem_mib: request.knobs.mem_mib,
+            usual_mib: None,
+            sdk: false,
+            tunable: false,
+            service: (request.class == Class::Service).then(|| front_of(&self.of, &request)),
+        };
+        let gpus = assignment.gpus.iter().map(|n| GpuIdx(u32::from(*n))).collect();
+        let place = Placement { gpus, knobs: assignment.knobs };
+        Ok(Start { program, place, attempt: 1, done: 0.0, user: Overrides::default() })
+    }
+}
+
+/// What the machine needs to know of a service. Its front runs in the pod.
+fn front_of(of: &OfPod, request: &Request) -> FrontSpec {
+    let ms = request.slo.map_or(f64::MAX, |slo| f64::from(slo.p99_us) / 1e3);
+    FrontSpec {
+        name: of.shown(),
+        model: of.pod.clone(),
+        listen: ([127, 0, 0, 1], 0).into(),
+        objective: Objective { quantile: 0.99, ms },
+        max_batch: 1,
+        fill_ms: None,
+        queue: 1,
+        server: ServerSpec::Sdk {},
+    }
+}
+
+impl OfPod {
+    /// Its pod as people name it.
+    fn shown(&self) -> String {
+        format!("{}/{}", self.namespace, self.pod)
+    }
+}

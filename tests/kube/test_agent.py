@@ -1,0 +1,335 @@
+"""The agent of a node: pods that share devices on a real kubelet with containerd. The devices are cores."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testbed import BUSYBOX, GPU, ControlPlane, Object, RealNode, pod_path
+from testbed.plane import REAL_NODES
+from testbed.roommate import (
+    Agent,
+    Scheduler,
+    assignment,
+    bound,
+    delete_all,
+    over_allocated,
+    pods,
+    why_unschedulable,
+)
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KILLS = 100
+BUSY = ["sh", "-c", "while :; do :; done"]
+
+
+@pytest.fixture(scope="module")
+def node(plane: ControlPlane) -> Iterator[RealNode]:
+    """A real node of its own: what it offers comes from the agent."""
+    it = RealNode(plane, REAL_NODES[1], labels={"roommate.dev/test": "agent"})
+    yield it
+    it.close()
+    plane.api.delete(f"/api/v1/nodes/{it.name}")
+
+
+@pytest.fixture(scope="module")
+def agent(plane: ControlPlane, node: RealNode) -> Iterator[Agent]:
+    it = Agent(plane, node, "--device", "cpu", "--devices", "2")
+    it.until_ready()
+    yield it
+    it.delete()
+
+
+@pytest.fixture(scope="module")
+def scheduler(plane: ControlPlane, agent: Agent) -> Iterator[Scheduler]:
+    it = Scheduler(plane, "agent-scheduler", "--no-leader-election", "--name", "agent-test")
+    it.until_ready()
+    yield it
+    it.stop()
+
+
+@pytest.fixture
+def space(plane: ControlPlane, namespace: str, scheduler: Scheduler) -> Iterator[str]:
+    yield namespace
+    delete_all(plane, namespace)
+
+
+def make(
+    plane: ControlPlane,
+    space: str,
+    name: str,
+    command: list[str],
+    gpus: int = 1,
+    share: int | None = None,
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    env: dict[str, str] | None = None,
+    python: bool = False,
+    **spec: Any,
+) -> Object:
+    """A pod for the node of these tests. With `python` this machine's Python and the SDK are in it."""
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": BUSYBOX,
+        "imagePullPolicy": "Never",
+        "command": command,
+        "resources": {"limits": {GPU: str(gpus)}},
+        "env": [{"name": k, "value": v} for k, v in (env or {}).items()],
+    }
+    volumes: list[Object] = []
+    if python:
+        # Python's own folder, its libraries, and the SDK.
+        shared = [Path(sys.base_prefix), Path("/usr"), ROOT / "python"]
+        links = {p: Path(p).resolve() for p in ("/lib", "/lib64") if Path(p).exists()}
+        places = {str(p): str(p) for p in shared} | {k: str(v) for k, v in links.items()}
+        for n, (place, source) in enumerate(places.items()):
+            volumes.append({"name": f"v{n}", "hostPath": {"path": source, "type": "Directory"}})
+            container.setdefault("volumeMounts", []).append(
+                {"name": f"v{n}", "mountPath": place, "readOnly": True}
+            )
+        container["env"].append({"name": "PYTHONPATH", "value": str(ROOT / "python")})
+        container["env"].append({"name": "PYTHONUNBUFFERED", "value": "1"})
+    folder = {"name": "kept", "hostPath": {"path": f"/var/lib/kept/{space}", "type": "DirectoryOrCreate"}}
+    volumes.append(folder)
+    container.setdefault("volumeMounts", []).append({"name": "kept", "mountPath": "/kept"})
+    notes = dict(annotations or {})
+    if share is not None:
+        notes["roommate.dev/gpu-share"] = str(share)
+    body = {
+        "schedulerName": "agent-test", "restartPolicy": "Never", "terminationGracePeriodSeconds": 20,
+        "nodeSelector": {"roommate.dev/test": "agent"}, "containers": [container], "volumes": volumes, **spec,
+    }  # fmt: skip
+    return plane.pod(space, name, body, annotations=notes, labels=labels or {})
+
+
+def python(code: str) -> list[str]:
+    return [str(Path(sys.base_prefix) / "bin/python3"), "-c", code]
+
+
+def applied(pod: Object) -> bool:
+    """Whether the newest decision for the pod is in force."""
+    notes = pod["metadata"].get("annotations", {})
+    decided, done = assignment(pod), json.loads(notes.get("roommate.dev/applied", "null"))
+    return bool(decided and done and all(done[k] == decided[k] for k in ("term", "decision")))
+
+
+def until_applied(plane: ControlPlane, *made: Object) -> list[Object]:
+    def is_so(p: Object) -> bool:
+        return str(p["status"]["phase"]) == "Running" and applied(p)
+
+    return [plane.api.until(pod_path(pod), is_so, within_s=60) for pod in made]
+
+
+def cpu_s(pod: Object) -> float:
+    """CPU time of the pod's main container so far."""
+    (container,) = pod["status"]["containerStatuses"]
+    name = container["containerID"].rsplit("/", 1)[1]
+    for file, unit in (("cpuacct.usage", 1e9), ("cpu.stat", 1e6)):
+        for path in Path("/sys/fs/cgroup").glob(f"**/pod*{pod['metadata']['uid']}*/{name}/{file}"):
+            words = path.read_text().split()
+            return int(words[0] if len(words) == 1 else words[words.index("usage_usec") + 1]) / unit
+    raise AssertionError(f"no cgroup of {name}")
+
+
+def shares_of(found: list[Object], for_s: float = 3.0) -> list[float]:
+    """The cores that the pods use."""
+    began, before = time.monotonic(), [cpu_s(p) for p in found]
+    time.sleep(for_s)
+    passed = time.monotonic() - began
+    return [(cpu_s(p) - b) / passed for p, b in zip(found, before, strict=True)]
+
+
+def test_the_node_offers_places_and_says_what_its_devices_are(
+    plane: ControlPlane, node: RealNode, agent: Agent
+) -> None:
+    seen = plane.api.until(
+        f"/api/v1/nodes/{node.name}", lambda n: n["status"]["allocatable"].get(GPU) == "16"
+    )
+    inventory = json.loads(seen["metadata"]["annotations"]["roommate.dev/inventory"])
+    assert (inventory["gpus"], inventory["model"], inventory["slots"]) == (2, "cpu", 8)
+    assert "cgroup" in inventory["tier"]
+    assert "roommate_node_gpus" in agent.page("/metrics")
+
+
+def test_two_pods_share_a_device_within_their_shares(
+    plane: ControlPlane, node: RealNode, space: str
+) -> None:
+    # With both devices taken for the most part, the two small ones are on one of them.
+    made = [make(plane, space, name, BUSY, share=share) for name, share in (("a", 30), ("b", 60), ("c", 60))]
+    found = until_applied(plane, *made)
+    on = [tuple((assignment(p) or {})["gpus"]) for p in found]
+    assert len(set(on)) == 2, on
+    for got, share in zip(shares_of(found), (0.3, 0.6, 0.6), strict=True):
+        assert 0.5 * share < got < 1.1 * share, (got, share)
+
+
+def test_a_limit_changes_while_the_pod_runs(plane: ControlPlane, node: RealNode, space: str) -> None:
+    (pod,) = until_applied(plane, make(plane, space, "a", BUSY))
+    plane.api.patch(pod_path(pod), {"metadata": {"annotations": {"roommate.dev/gpu-limit": "20"}}})
+    limited = plane.api.until(
+        pod_path(pod),
+        lambda p: applied(p) and (assignment(p) or {}).get("knobs", {}).get("sm_most_permille") == 200,
+        within_s=30,
+    )
+    (got,) = shares_of([limited])
+    assert 0.1 < got < 0.22
+    assert limited["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+STEPS = """
+import roommate, time
+def batch(size):
+    time.sleep(0.01)
+    return size
+for _ in roommate.steps(batch, batch_size=1):
+    pass
+"""
+
+
+def test_steps_are_measured_and_reach_the_scheduler(plane: ControlPlane, node: RealNode, space: str) -> None:
+    pod = make(plane, space, "a", python(STEPS), python=True)
+    until_applied(plane, pod)
+    seen = plane.api.until(
+        pod_path(pod), lambda p: "roommate.dev/measured" in p["metadata"]["annotations"], within_s=30
+    )
+    sample = json.loads(seen["metadata"]["annotations"]["roommate.dev/measured"])
+    assert 0.01 <= sample["step_s"] < 0.05 and sample["done"] > 0
+
+
+def test_a_pod_cannot_speak_for_another(plane: ControlPlane, node: RealNode, space: str) -> None:
+    (victim,) = until_applied(plane, make(plane, space, "a", BUSY))
+    told = node.exec(victim, ["sh", "-c", "tr '\\0' '\\n' < /proc/1/environ | grep ROOMMATE_TOKEN"])
+    token = told.strip().split("=")[1]
+    thief = """
+import json, socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect("/run/roommate/tenant.sock")
+for token in (sys.argv[1], "wrong"):
+    s = socket.socket(socket.AF_UNIX); s.connect("/run/roommate/tenant.sock")
+    s.sendall(json.dumps({"hello": {"version": 1, "token": token, "pid": 1}}).encode() + b"\\n")
+    print(s.makefile().readline().strip())
+"""
+    pod = make(plane, space, "b", [*python(thief), token], python=True)
+    plane.api.until(pod_path(pod), lambda p: p["status"]["phase"] == "Succeeded", within_s=60)
+    answers = node.pod_log(pod).splitlines()
+    assert len(answers) == 2 and all("refused" in a for a in answers), answers
+
+
+def test_a_pod_that_roommate_did_not_place_does_not_start(
+    plane: ControlPlane, node: RealNode, space: str
+) -> None:
+    pod = make(plane, space, "a", BUSY, schedulerName="none")
+    plane.api.bind(pod, node.name)
+
+    def is_told(events: Object) -> bool:
+        return any("was not assigned GPUs by Roommate" in e["note"] for e in events["items"])
+
+    plane.api.until(f"/apis/events.k8s.io/v1/namespaces/{space}/events", is_told, within_s=60)
+    assert plane.api.get(pod_path(pod))["status"]["phase"] == "Pending"
+
+
+TRAIN = """
+import os, roommate, time
+place = "/kept/steps"
+done = int(open(place).read()) if os.path.exists(place) else 0
+print("begins at", done)
+def batch(size):
+    time.sleep(0.01)
+    return size
+roommate.on_checkpoint(lambda: open(place, "w").write(str(done)))
+for _ in roommate.steps(batch, batch_size=1):
+    done += 1
+"""
+
+
+def test_preempted_training_saves_and_goes_on(plane: ControlPlane, node: RealNode, space: str) -> None:
+    first = make(plane, space, "a", python(TRAIN), python=True)
+    until_applied(plane, first)
+    plane.api.until(pod_path(first), lambda p: "roommate.dev/measured" in p["metadata"]["annotations"])
+    kept = node.var / f"lib/kept/{space}/steps"
+    assert not kept.exists()
+    evict = {"metadata": {"name": "a", "namespace": space}}
+    plane.api.post(f"{pod_path(first)}/eviction", evict)
+    plane.api.until_gone(pod_path(first), within_s=25)
+    saved = int(kept.read_text())
+    assert saved > 0
+    second = make(plane, space, "b", python(TRAIN), python=True)
+    until_applied(plane, second)
+    plane.programs.until(node.name, "goes on", lambda: f"begins at {saved}" in node.pod_log(second))
+
+
+def test_a_gang_runs_on_both_devices(plane: ControlPlane, node: RealNode, space: str) -> None:
+    label = {"scheduling.x-k8s.io/pod-group": "g"}
+    size = {"roommate.dev/pod-group-size": "2"}
+    made = [make(plane, space, f"g{n}", BUSY, labels=label, annotations=size, share=100) for n in range(2)]
+    found = until_applied(plane, *made)
+    assert sorted((assignment(p) or {})["gpus"] for p in found) == [[0], [1]]
+    late = make(plane, space, "late", BUSY, share=50)
+    told = plane.api.until(pod_path(late), lambda p: why_unschedulable(p) is not None)
+    assert why_unschedulable(told)
+
+
+def test_a_kubelet_that_comes_back_is_registered_at(
+    plane: ControlPlane, node: RealNode, agent: Agent, space: str
+) -> None:
+    (pod,) = until_applied(plane, make(plane, space, "a", BUSY, share=40))
+    before = agent.metric("roommate_registrations_total")
+    node.kill_kubelet()
+    plane.programs.until(
+        node.name, "is registered at again",
+        lambda: agent.metric("roommate_registrations_total") > before, within_s=60,
+    )  # fmt: skip
+    (second,) = until_applied(plane, make(plane, space, "b", BUSY, share=40))
+    now = plane.api.get(pod_path(pod))
+    assert now["status"]["containerStatuses"][0]["restartCount"] == 0
+    for got in shares_of([now, second]):
+        assert 0.2 < got < 0.45
+
+
+def test_killed_agents_and_schedulers_lose_nothing(
+    plane: ControlPlane, node: RealNode, agent: Agent, scheduler: Scheduler, space: str
+) -> None:
+    """Both are killed a hundred times in all, while pods come and go."""
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    where: dict[str, str] = {}
+    made = 0
+    for _ in range(KILLS // 2):
+        while made < 6 + len(where) and len(pods(plane, space)) < 8:
+            share = chance.choice([20, 30, 50])
+            make(plane, space, f"p{made}", BUSY, share=share, terminationGracePeriodSeconds=0)
+            made += 1
+        time.sleep(chance.uniform(0.0, 0.3))
+        agent.kill()
+        scheduler.kill()
+        found = pods(plane, space)
+        assert not over_allocated(found), over_allocated(found)
+        for pod in found:
+            uid, at = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+            assert not at or where.setdefault(uid, at) == at, "a pod was bound twice"
+        for pod in chance.sample(found, min(len(found), chance.randrange(0, 3))):
+            plane.api.delete(pod_path(pod), gracePeriodSeconds=0)
+        scheduler.start_again()
+    scheduler.until_ready()
+    agent.until_ready()
+    # All that are bound run, as it was decided for them.
+    plane.api.until(
+        f"/api/v1/namespaces/{space}/pods",
+        lambda found: all(
+            applied(p) and p["status"]["phase"] == "Running"
+            for p in found["items"]
+            if p["spec"].get("nodeName") and not p["metadata"].get("deletionTimestamp")
+        ),
+        within_s=120,
+    )
+    found = bound(plane, space)
+    assert len(found) >= 2 and not over_allocated(found)
+    for pod, got in zip(found, shares_of(found), strict=True):
+        share = (assignment(pod) or {})["knobs"]["sm_permille"] / 1000
+        assert got < 1.15 * share, (got, share)
