@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -137,12 +138,27 @@ def cpu_s(pod: Object) -> float:
     raise AssertionError(f"no cgroup of {name}")
 
 
-def shares_of(found: list[Object], for_s: float = 3.0) -> list[float]:
-    """The cores that the pods use."""
-    began, before = time.monotonic(), [cpu_s(p) for p in found]
-    time.sleep(for_s)
-    passed = time.monotonic() - began
-    return [(cpu_s(p) - b) / passed for p, b in zip(found, before, strict=True)]
+def idle_s() -> float:
+    """Seconds in which a core of this machine had nothing to do."""
+    fields = Path("/proc/stat").read_text().split()
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+
+
+def assert_shares(found: list[Object], *shares: float) -> None:
+    """The pods use these parts of a core. Never more; less only where the machine is busy elsewhere, and
+    then it is measured again.
+    """
+    for _ in range(4):
+        began, idle, before = time.monotonic(), idle_s(), [cpu_s(p) for p in found]
+        time.sleep(3.0)
+        passed = time.monotonic() - began
+        got = [(cpu_s(p) - b) / passed for p, b in zip(found, before, strict=True)]
+        seen = f"{got} instead of {shares}"
+        assert all(g <= 1.1 * s + 0.01 for g, s in zip(got, shares, strict=True)), seen
+        if all(g >= 0.85 * s for g, s in zip(got, shares, strict=True)):
+            return
+        assert (idle_s() - idle) / passed < 0.2, f"{seen}, and the machine was idle"
+    pytest.skip(f"the machine is too busy: {seen}")
 
 
 def test_the_node_offers_places_and_says_what_its_devices_are(
@@ -165,8 +181,7 @@ def test_two_pods_share_a_device_within_their_shares(
     found = until_applied(plane, *made)
     on = [tuple((assignment(p) or {})["gpus"]) for p in found]
     assert len(set(on)) == 2, on
-    for got, share in zip(shares_of(found), (0.3, 0.6, 0.6), strict=True):
-        assert 0.5 * share < got < 1.1 * share, (got, share)
+    assert_shares(found, 0.3, 0.6, 0.6)
 
 
 def test_a_limit_changes_while_the_pod_runs(plane: ControlPlane, node: RealNode, space: str) -> None:
@@ -177,8 +192,7 @@ def test_a_limit_changes_while_the_pod_runs(plane: ControlPlane, node: RealNode,
         lambda p: applied(p) and (assignment(p) or {}).get("knobs", {}).get("sm_most_permille") == 200,
         within_s=30,
     )
-    (got,) = shares_of([limited])
-    assert 0.1 < got < 0.22
+    assert_shares([limited], 0.2)
     assert limited["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
@@ -204,11 +218,9 @@ def test_steps_are_measured_and_reach_the_scheduler(plane: ControlPlane, node: R
 
 def test_a_pod_cannot_speak_for_another(plane: ControlPlane, node: RealNode, space: str) -> None:
     (victim,) = until_applied(plane, make(plane, space, "a", BUSY))
-    told = node.exec(victim, ["sh", "-c", "tr '\\0' '\\n' < /proc/1/environ | grep ROOMMATE_TOKEN"])
-    token = told.strip().split("=")[1]
+    token = node.environment(victim)["ROOMMATE_TOKEN"]
     thief = """
 import json, socket, sys
-s = socket.socket(socket.AF_UNIX); s.connect("/run/roommate/tenant.sock")
 for token in (sys.argv[1], "wrong"):
     s = socket.socket(socket.AF_UNIX); s.connect("/run/roommate/tenant.sock")
     s.sendall(json.dumps({"hello": {"version": 1, "token": token, "pid": 1}}).encode() + b"\\n")
@@ -287,8 +299,7 @@ def test_a_kubelet_that_comes_back_is_registered_at(
     (second,) = until_applied(plane, make(plane, space, "b", BUSY, share=40))
     now = plane.api.get(pod_path(pod))
     assert now["status"]["containerStatuses"][0]["restartCount"] == 0
-    for got in shares_of([now, second]):
-        assert 0.2 < got < 0.45
+    assert_shares([now, second], 0.4, 0.4)
 
 
 def test_killed_agents_and_schedulers_lose_nothing(
@@ -330,6 +341,5 @@ def test_killed_agents_and_schedulers_lose_nothing(
     )
     found = bound(plane, space)
     assert len(found) >= 2 and not over_allocated(found)
-    for pod, got in zip(found, shares_of(found), strict=True):
-        share = (assignment(pod) or {})["knobs"]["sm_permille"] / 1000
-        assert got < 1.15 * share, (got, share)
+    promised = [(assignment(p) or {})["knobs"]["sm_permille"] / 1000 for p in found]
+    assert_shares(found, *promised)

@@ -45,6 +45,9 @@ impl Request {
         let written = number(pod, names::MAX_SLOWDOWN, 1.0, 1000.0)?;
         let usual =
             (pod.annotation(names::CLASS) == Some("guaranteed")).then_some(GUARANTEED_SLOWDOWN);
+        // Nobody may slow a pod down to which a whole GPU is promised.
+        let whole = number(pod, names::SHARE, 1.0, 100.0)? == Some(100.0);
+        let usual = if whole { Some(1.0) } else { usual };
         let seconds = number(pod, names::SECONDS, 0.0, 1e10)?;
         Ok(Self {
             gpus,

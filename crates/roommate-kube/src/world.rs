@@ -62,9 +62,12 @@ pub struct Settings {
 impl Settings {
     /// The usual settings with this policy.
     pub fn of(policy: &str) -> Self {
+        // A part of a GPU that a pod asks for is promised to it, whatever the policy.
+        let has_promises = policy == "roommate";
+        let promise = || ("promise_parts".to_string(), true.into());
         Self {
             policy: policy.into(),
-            params: Params::new(),
+            params: has_promises.then(promise).into_iter().collect(),
             costs: Costs { backoff: Span::from_secs(1.0), ..Costs::default() },
             seed: 1,
             resource: names::RESOURCE.into(),

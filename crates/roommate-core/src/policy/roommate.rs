@@ -78,6 +78,9 @@ pub(super) struct Params {
     max_tasks: u8,
     /// Whether jobs share GPUs.
     share: bool,
+    /// Whether a part of a GPU that a job asks for is promised to it; otherwise jobs use what is
+    /// free.
+    promise_parts: bool,
     /// Part of a job's value alone on the same GPUs that a placement has to gain.
     keep: f64,
     /// A tenant leaves if the others gain more than its own contribution by this part of it.
@@ -116,6 +119,7 @@ impl Default for Params {
             prior: 20.0,
             max_tasks: 8,
             share: true,
+            promise_parts: false,
             keep: 0.02,
             apart: 0.6,
             push: true,
@@ -513,7 +517,8 @@ impl Roommate {
             plan.suspend(*victim);
         }
         let is_service = plan.spec(job).class == Class::Service;
-        let knobs = Knobs { sm_permille: 0, priority: is_service, ..plan.spec(job).knobs };
+        let sm_permille = offers::promised_permille(&self.params, plan, job);
+        let knobs = Knobs { sm_permille, priority: is_service, ..plan.spec(job).knobs };
         if plan.place(job, &gpus, knobs).is_err() {
             plan.undo_to(mark);
             return false;

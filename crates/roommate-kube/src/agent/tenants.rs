@@ -1,9 +1,9 @@
 //! The pods of the node that use its devices: what is assigned to each, what the machine was told
 //! of it, and what is in force.
 
-use super::container_of;
 use super::notes::Notes;
 use super::places::{OfPod, Places};
+use super::{LOOK_EVERY, container_of};
 use crate::assignment::{Applied, Assignment};
 use crate::names;
 use crate::objects::Pod;
@@ -56,8 +56,9 @@ pub(super) struct Tenants {
     by_job: BTreeMap<JobIdx, String>,
     next: u32,
     dirty: BTreeSet<String>,
-    /// Pods whose containers are not there yet.
+    /// Pods whose containers are not there yet, and when they were looked for last.
     waiting: BTreeSet<String>,
+    looked: Option<Instant>,
 }
 
 /// What metrics say besides.
@@ -77,6 +78,7 @@ impl Tenants {
             next: 0,
             dirty: BTreeSet::new(),
             waiting: BTreeSet::new(),
+            looked: None,
         }
     }
 
@@ -165,7 +167,10 @@ impl Tenants {
         told: &mut dyn FnMut(&str),
     ) {
         let mut due = std::mem::take(&mut self.dirty);
-        due.append(&mut self.waiting);
+        if self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+            self.looked = Some(Instant::now());
+            due.append(&mut self.waiting);
+        }
         for uid in due {
             let Some(known) = self.pods.get_mut(&uid) else { continue };
             match known.reconcile(&self.resource, machine, places) {
@@ -354,15 +359,16 @@ impl Known {
             }
             return Ok(true);
         }
-        if self.pod.metadata.deletion_timestamp.is_some() {
+        let is_leaving = self.pod.metadata.deletion_timestamp.is_some();
+        let (Some(assignment), Some(container)) = (&self.assignment, &self.container) else {
+            return Ok(true);
+        };
+        if is_leaving && self.attached.is_some() {
             if !std::mem::replace(&mut self.dismissed, true) {
                 machine.dismiss(self.job);
             }
             return Ok(true);
         }
-        let (Some(assignment), Some(container)) = (&self.assignment, &self.container) else {
-            return Ok(true);
-        };
         match &self.attached {
             Some((attached, told)) if attached == container => {
                 if told.applied() == assignment.applied() {
@@ -381,7 +387,8 @@ impl Known {
                 let guest = Guest {
                     container: container.clone(),
                     token: given.token.clone(),
-                    suspended: assignment.suspended,
+                    // One that an earlier agent suspended has to go on to be able to end.
+                    suspended: assignment.suspended && !is_leaving,
                     env: given.env.clone(),
                 };
                 self.carries_out = Some(assignment.applied());
@@ -389,6 +396,10 @@ impl Known {
                     return Ok(false);
                 }
                 self.attached = Some((container.clone(), assignment.clone()));
+                if is_leaving {
+                    self.dismissed = true;
+                    machine.dismiss(self.job);
+                }
             }
         }
         Ok(true)

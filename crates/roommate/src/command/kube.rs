@@ -29,8 +29,10 @@ pub(super) fn run(command: Kube) -> anyhow::Result<ExitCode> {
 
 fn schedule(args: &Scheduler) -> anyhow::Result<ExitCode> {
     let wanted = signal::end_wanted()?;
-    let params: Params =
+    let set: Params =
         args.set.iter().map(|s| experiment::param(s)).collect::<anyhow::Result<_>>()?;
+    let usual = Settings::of(&args.policy);
+    let params = usual.params.clone().into_iter().chain(set).collect();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
     let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_micros();
@@ -46,7 +48,7 @@ fn schedule(args: &Scheduler) -> anyhow::Result<ExitCode> {
             },
             seed: args.seed,
             scheduler: args.name.clone(),
-            ..Settings::of(&args.policy)
+            ..usual
         },
         listen: args.listen.0,
         election: (!args.no_leader_election).then(|| Election {

@@ -36,6 +36,7 @@ impl Guard {
             Self::Squeezed if !promised => Self::SQUEEZED_PERMILLE,
             _ => Knobs::SM_ALL,
         };
+        let sm_most_permille = sm_most_permille.max(knobs.sm_permille);
         Knobs { sm_most_permille, priority, ..knobs }
     }
 
@@ -267,7 +268,8 @@ impl Roommate {
         // Beside a service only the service has priority.
         knobs.priority &= !service;
         if confined {
-            knobs.sm_most_permille = knobs.sm_most_permille.min(Guard::CONFINED_PERMILLE);
+            let most = knobs.sm_most_permille.min(Guard::CONFINED_PERMILLE);
+            knobs.sm_most_permille = most.max(knobs.sm_permille);
         }
         (knobs, with)
     }

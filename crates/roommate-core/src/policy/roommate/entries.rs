@@ -24,4 +24,5 @@ fn fuzz(f: &mut Fuzz<'_>) {
     f.flip("share", 0.8);
     f.flip("push", 0.7);
     f.flip("migrate", 0.7);
+    f.flip("promise_parts", 0.5);
 }

@@ -1,10 +1,11 @@
 //! The search for GPUs: what it is worth, to all, to have a job on each set of GPUs.
 
-use super::Roommate;
 use super::believed::{PerTenant, Settled};
 use super::line::Candidate as Waiting;
+use super::{Params, Roommate};
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
 use crate::job::Class;
+use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
 use crate::plan::Plan;
 use crate::state::State;
@@ -278,7 +279,9 @@ impl Roommate {
         let is_full = |set: &[JobIdx]| {
             let mem: u64 = set.iter().map(|j| u64::from(mem_mib(plan, *j))).sum();
             let alone = !self.params.share && set.len() > 1;
-            set.len() > most || (capacity > 0 && mem > capacity) || alone
+            let parts = set.iter().map(|j| promised_permille(&self.params, plan, *j));
+            let promised: u32 = parts.map(u32::from).sum();
+            set.len() > most || (capacity > 0 && mem > capacity) || alone || promised > 1000
         };
         if is_full(&set) && !gpu.tenants.iter().any(|t| self.may_push(plan, job, *t)) {
             return None;
@@ -384,6 +387,17 @@ fn fits_memory(state: &State, job: JobIdx, gpu_model: u8) -> bool {
 /// Speed of a placed job alone on its GPUs.
 fn pace_of(state: &State, job: JobIdx) -> f64 {
     state.solo_speed(job, &state.job(job).gpus)
+}
+
+/// The part of each GPU that is promised to a job: less than a whole one, which jobs ask for that
+/// say nothing.
+pub(super) fn promised_permille(params: &Params, state: &State, job: JobIdx) -> u16 {
+    let hot = state.job(job);
+    match state.spec(job).knobs.sm_permille {
+        _ if hot.is_placed() => hot.knobs.sm_permille,
+        asked if params.promise_parts && asked < Knobs::SM_ALL => asked,
+        _ => 0,
+    }
 }
 
 fn mem_mib(state: &State, job: JobIdx) -> u32 {
