@@ -11,6 +11,8 @@ use std::path::PathBuf;
 pub(crate) enum Kube {
     /// Schedule the pods of a cluster that name the scheduler
     Scheduler(Scheduler),
+    /// Print the definitions of the custom resources, for kubectl apply --server-side -f -
+    Crds,
     /// Measure how fast pods are bound on an API server, beside a peer
     Bench(Bench),
     /// Try the scheduler with random operations against an API server that fails in every way

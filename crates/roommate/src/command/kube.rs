@@ -10,7 +10,7 @@ use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_kube::scheduler::{Election, Options};
 use roommate_kube::world::Settings;
-use roommate_kube::{bench, fuzz, scheduler};
+use roommate_kube::{bench, crd, fuzz, scheduler};
 use serde_json::Value;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -19,6 +19,7 @@ use std::time::Duration;
 pub(super) fn run(command: Kube) -> anyhow::Result<ExitCode> {
     match command {
         Kube::Scheduler(args) => schedule(&args),
+        Kube::Crds => print_crds(),
         Kube::Bench(args) => measure(&args),
         Kube::Fuzz(args) => try_randomly(&args),
     }
@@ -65,6 +66,11 @@ fn schedule(args: &Scheduler) -> anyhow::Result<ExitCode> {
     console::say(&format!("policy {}, scheduler {}", args.policy, args.name));
     let told = &mut |what: &str| console::say_lines(what);
     runtime()?.block_on(scheduler::run(options, ended, told))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_crds() -> anyhow::Result<ExitCode> {
+    console::print(&crd::yaml())?;
     Ok(ExitCode::SUCCESS)
 }
 
