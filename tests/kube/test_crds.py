@@ -63,8 +63,11 @@ def crds(plane: ControlPlane) -> Iterator[None]:
 
     def are_served() -> bool:
         try:
+            for plural in PLURALS:
+                plane.api.get(path_of(plural))
             return {r["name"] for r in plane.api.get(GROUP)["resources"]} >= set(PLURALS)
         except ApiError:
+            # Not found, or "storage is (re)initializing".
             return False
 
     plane.programs.until("kube-apiserver", "serves the custom resources", are_served)
@@ -76,8 +79,9 @@ def crds(plane: ControlPlane) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane, kwok: KwokNodes) -> Iterator[list[str]]:
-    """Two nodes with two GPUs each."""
-    names = kwok.add(2, prefix="quota", gpus=2 * SLOTS, labels={"roommate.dev/slots": str(SLOTS)})
+    """Two nodes with two GPUs each, of 16000 MiB."""
+    labels = {"roommate.dev/slots": str(SLOTS), "nvidia.com/gpu.memory": "16000"}
+    names = kwok.add(2, prefix="quota", gpus=2 * SLOTS, labels=labels)
     kwok.until_ready(names)
     yield names
     kwok.remove(names)
@@ -116,8 +120,10 @@ def names_of(found: list[Object]) -> list[str]:
     return sorted(p["metadata"]["name"] for p in found)
 
 
-def queued(plane: ControlPlane, space: str, name: str, queue: str, share: int = 100, **more: Any) -> Object:
-    annotations = {"roommate.dev/gpu-share": str(share)}
+def queued(
+    plane: ControlPlane, space: str, name: str, queue: str, share: int = 100, memory: int = 1000, **more: Any
+) -> Object:
+    annotations = {"roommate.dev/gpu-share": str(share), "roommate.dev/gpu-mem": str(memory)}
     return gpu_pod(plane, space, name, labels={"roommate.dev/queue": queue}, annotations=annotations, **more)
 
 
@@ -126,7 +132,8 @@ def queued(plane: ControlPlane, space: str, name: str, queue: str, share: int = 
     [
         ("Queue", {"mayBorrow": True}, "mayBorrow needs a quota"),
         ("Queue", {"quota": -1}, "spec.quota"),
-        ("Queue", {"quota": 8, "weight": 0}, "spec.weight"),
+        ("Queue", {"quota": 8, "weight": 0}, "expected a weight above 0"),
+        ("GpuProfile", {"stepSeconds": 0}, "expected seconds above 0"),
         ("GpuProfile", {"batch": {"usual": 8, "least": 9, "most": 16}}, "expected least <= usual <= most"),
         ("GpuProfile", {"batch": {"usual": 8, "least": 8, "most": 8}, "service": {"maxBatch": 1}},
          "batch is for training and service for services"),
@@ -252,13 +259,14 @@ def test_a_restarted_scheduler_keeps_the_quota(plane: ControlPlane, one: Schedul
 def test_what_was_borrowed_is_given_back(plane: ControlPlane, one: Scheduler, space: str) -> None:
     make(plane, "Queue", "rich", {"quota": 3})
     make(plane, "Queue", "poor", {"quota": 1, "mayBorrow": True})
+    # None fits beside another.
     for n in range(4):
-        queued(plane, space, f"poor-{n}", "poor", terminationGracePeriodSeconds=0)
+        queued(plane, space, f"poor-{n}", "poor", memory=9000, terminationGracePeriodSeconds=0)
     until_bound(plane, space, 4)
     found = plane.api.until(path_of("queues", "poor"), lambda q: told(q, "Admits")[1] == "Borrows")
     assert told(found, "Admits")[2] == "uses 4 of its 1 GPUs"
     for n in range(2):
-        queued(plane, space, f"rich-{n}", "rich")
+        queued(plane, space, f"rich-{n}", "rich", memory=9000)
     path = f"/api/v1/namespaces/{space}/pods"
 
     def rich_run(found: Object) -> bool:

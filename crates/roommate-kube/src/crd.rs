@@ -20,7 +20,12 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 
 /// The definitions of all custom resources.
 pub fn all() -> [CustomResourceDefinition; 4] {
-    [queue::Queue::crd(), profile::GpuProfile::crd(), service::GpuService::crd(), job::GpuJob::crd()]
+    [
+        queue::Queue::crd(),
+        profile::GpuProfile::crd(),
+        service::GpuService::crd(),
+        job::GpuJob::crd(),
+    ]
 }
 
 /// The same as YAML, one document each.
@@ -129,7 +134,8 @@ mod tests {
                 look(&format!("{at}.{name}"), field, wrong);
             }
             if schema["items"]["properties"].is_object() {
-                for (name, field) in schema["items"]["properties"].as_object().into_iter().flatten() {
+                for (name, field) in schema["items"]["properties"].as_object().into_iter().flatten()
+                {
                     look(&format!("{at}[].{name}"), field, wrong);
                 }
             }

@@ -803,7 +803,8 @@ impl Fuzz {
                 .is_ok_and(|r| quota.is_some_and(|quota| u64::from(r.knobs.sm_permille) <= quota))
         };
         of().all(|pod| pod.spec.node_name.is_none() && small(pod))
-            && of().count() as u64 == self.stuck(truth, &|pod| pod.label(names::QUEUE) == Some(name))
+            && of().count() as u64
+                == self.stuck(truth, &|pod| pod.label(names::QUEUE) == Some(name))
     }
 
     /// Pods by themselves that wait although there is a whole GPU for them.

@@ -112,7 +112,7 @@ pub struct GpuJobSpec {
     #[schemars(length(max = 1000))]
     pub env: Vec<Variable>,
     /// Its pods as a whole, instead of image and command.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::crd::template::schema")]
     pub template: Option<Value>,
 }
@@ -239,7 +239,8 @@ impl GpuJob {
     ) -> GpuJobStatus {
         let generation = self.metadata.generation;
         let known = self.status.as_ref().map_or(&[][..], |status| &status.conditions);
-        let count = |name: &str| found.and_then(|job| job["status"][name].as_u64()).unwrap_or(0) as u32;
+        let count =
+            |name: &str| found.and_then(|job| job["status"][name].as_u64()).unwrap_or(0) as u32;
         let ended = |kind: &str| {
             let all = found.and_then(|job| job["status"]["conditions"].as_array());
             let is = |c: &&Value| c["type"] == kind && c["status"] == "True";
@@ -301,9 +302,13 @@ mod tests {
         let children = one.children("roommate").unwrap();
         assert_eq!(children.len(), 1);
         let spec = &children[0]["spec"];
-        assert_eq!((&spec["parallelism"], &spec["completionMode"]), (&json!(1), &json!("NonIndexed")));
+        assert_eq!(
+            (&spec["parallelism"], &spec["completionMode"]),
+            (&json!(1), &json!("NonIndexed"))
+        );
         let pod = &spec["template"];
-        let annotations = json!({"roommate.dev/class": "best-effort", "roommate.dev/gpu-share": "50"});
+        let annotations =
+            json!({"roommate.dev/class": "best-effort", "roommate.dev/gpu-share": "50"});
         assert_eq!(pod["metadata"]["annotations"], annotations);
         assert_eq!(pod["metadata"]["labels"], json!({"roommate.dev/queue": "a"}));
         let container = json!({"name": "main", "image": "x", "command": ["run"],

@@ -41,11 +41,12 @@ pub struct GpuProfileSpec {
     /// Seconds of one step alone on a GPU of the slowest model of the cluster; for a service, of
     /// one full batch of requests. If not given it is measured while pods run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.000_001, max = 1_000_000.0))]
+    #[schemars(range(max = 1_000_000.0))]
+    #[x_kube(validation = Rule::new("self > 0.0").message("expected seconds above 0"))]
     pub step_seconds: Option<f64>,
     /// Memory that it takes of each GPU, MiB, for pods without the annotation roommate.dev/gpu-mem.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 4_000_000))]
+    #[schemars(with = "Option<i32>", range(min = 1, max = 4_000_000))]
     pub memory_mib: Option<u32>,
     /// For training: batch sizes per GPU that its user allows. Policies that tune batch sizes stay
     /// within them.
@@ -63,13 +64,13 @@ pub struct GpuProfileSpec {
 #[serde(rename_all = "camelCase")]
 pub struct Batch {
     /// The batch size with which stepSeconds was measured.
-    #[schemars(range(min = 1, max = 16_777_216))]
+    #[schemars(with = "i32", range(min = 1, max = 16_777_216))]
     pub usual: u32,
     /// The smallest that may be used.
-    #[schemars(range(min = 1, max = 16_777_216))]
+    #[schemars(with = "i32", range(min = 1, max = 16_777_216))]
     pub least: u32,
     /// The largest that may be used.
-    #[schemars(range(min = 1, max = 16_777_216))]
+    #[schemars(with = "i32", range(min = 1, max = 16_777_216))]
     pub most: u32,
 }
 
@@ -78,7 +79,7 @@ pub struct Batch {
 #[serde(rename_all = "camelCase")]
 pub struct Service {
     /// Requests in its largest batch.
-    #[schemars(range(min = 1, max = 65_536))]
+    #[schemars(with = "i32", range(min = 1, max = 65_536))]
     pub max_batch: u32,
     /// Milliseconds that a request waits for others while the GPU is idle.
     #[serde(default)]

@@ -50,7 +50,8 @@ pub struct QueueSpec {
     /// Its weight relative to other queues, for policies that are fair to teams: `roommate` with
     /// its parameter `fairness`, and `gavel`.
     #[serde(default = "usual_weight")]
-    #[schemars(range(min = 0.001, max = 1000.0))]
+    #[schemars(range(max = 1000.0))]
+    #[x_kube(validation = Rule::new("self > 0.0").message("expected a weight above 0"))]
     pub weight: f64,
 }
 
@@ -65,10 +66,13 @@ pub struct QueueStatus {
     /// GPUs that its pods use; a promised share counts as that share.
     pub used: f64,
     /// Pods and gangs that have their GPUs.
+    #[schemars(with = "i32")]
     pub running: u32,
     /// Pods and gangs that wait, for the quota or for GPUs.
+    #[schemars(with = "i32")]
     pub waiting: u32,
     /// Those of them that wait for the quota.
+    #[schemars(with = "i32")]
     pub held_back: u32,
     /// The generation of the spec that the scheduler knows.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -147,7 +151,11 @@ mod tests {
             (report(500, None, 0), "NoQuota", "uses 0.5 GPUs; it has no quota"),
             (report(500, Some(8000), 0), "WithinQuota", "uses 0.5 of its 8 GPUs"),
             (report(9000, Some(8000), 0), "Borrows", "uses 9 of its 8 GPUs"),
-            (report(8000, Some(8000), 2), "QuotaUsed", "uses 8 of its 8 GPUs; 2 wait for its quota"),
+            (
+                report(8000, Some(8000), 2),
+                "QuotaUsed",
+                "uses 8 of its 8 GPUs; 2 wait for its quota",
+            ),
         ] {
             let status = QueueStatus::of(&report, None, Some(3));
             let told = &status.conditions[0];

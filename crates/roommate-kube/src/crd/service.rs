@@ -114,7 +114,7 @@ pub struct GpuServiceSpec {
     #[schemars(length(max = 1000))]
     pub env: Vec<Variable>,
     /// Its pods as a whole, instead of image and command.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::crd::template::schema")]
     pub template: Option<Value>,
 }

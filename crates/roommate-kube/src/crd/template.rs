@@ -70,7 +70,9 @@ impl Source<'_> {
         let spec = object(&mut pods, "spec")?;
         match spec.get("schedulerName").and_then(Value::as_str) {
             Some(other) if other != scheduler => {
-                return Err(format!("template.spec.schedulerName: expected {scheduler}, found {other}"));
+                return Err(format!(
+                    "template.spec.schedulerName: expected {scheduler}, found {other}"
+                ));
             }
             _ => drop(spec.insert("schedulerName".into(), json!(scheduler))),
         }
@@ -82,7 +84,8 @@ impl Source<'_> {
         let asks = containers.iter().position(|c| c.pointer(&limit).is_some());
         let container = &mut containers[asks.unwrap_or(0)];
         let resources = object(container, "resources")?;
-        object_in(resources, "limits")?.insert(names::RESOURCE.into(), json!(marks.gpus.to_string()));
+        object_in(resources, "limits")?
+            .insert(names::RESOURCE.into(), json!(marks.gpus.to_string()));
         if let Some(port) = marks.port {
             add_port(container, port)?;
         }
@@ -191,10 +194,14 @@ mod tests {
         for (template, why) in [
             (json!({}), "template.spec.containers: expected a container"),
             (json!({"spec": []}), "template: expected spec to be an object"),
-            (json!({"spec": {"containers": [{"resources": 1}]}}),
-             "template: expected resources to be an object"),
-            (json!({"spec": {"schedulerName": "other", "containers": [{}]}}),
-             "template.spec.schedulerName: expected roommate, found other"),
+            (
+                json!({"spec": {"containers": [{"resources": 1}]}}),
+                "template: expected resources to be an object",
+            ),
+            (
+                json!({"spec": {"schedulerName": "other", "containers": [{}]}}),
+                "template.spec.schedulerName: expected roommate, found other",
+            ),
         ] {
             assert_eq!(from(&template).unwrap_err(), why);
         }

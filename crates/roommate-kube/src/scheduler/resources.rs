@@ -39,9 +39,13 @@ pub(super) async fn run(client: Client, scheduler: String, news: Sender<News>) {
     let to = To { one: |one| News::Queue(Box::new(one)), gone: News::QueueGone, all: News::Queues };
     let queues = watch(Api::<Queue>::all(client.clone()), "queues", name, to, news.clone());
     let name = |profile: &GpuProfile| profile.name_any();
-    let to =
-        To { one: |one| News::Profile(Box::new(one)), gone: News::ProfileGone, all: News::Profiles };
-    let profiles = watch(Api::<GpuProfile>::all(client.clone()), "gpuprofiles", name, to, news.clone());
+    let to = To {
+        one: |one| News::Profile(Box::new(one)),
+        gone: News::ProfileGone,
+        all: News::Profiles,
+    };
+    let profiles =
+        watch(Api::<GpuProfile>::all(client.clone()), "gpuprofiles", name, to, news.clone());
     let composites = controller::run(client.clone(), scheduler, news);
     futures::future::join3(queues, profiles, composites).await;
 }

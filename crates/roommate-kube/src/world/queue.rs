@@ -133,7 +133,8 @@ impl World {
     /// All queues were listed anew: what is not among them is gone.
     pub fn queues_listed(&mut self, names: &BTreeSet<String>) {
         let made = self.queues.iter().filter(|(_, queue)| queue.grant.is_some());
-        let gone: Vec<String> = made.map(|(n, _)| n.clone()).filter(|n| !names.contains(n)).collect();
+        let gone: Vec<String> =
+            made.map(|(n, _)| n.clone()).filter(|n| !names.contains(n)).collect();
         gone.iter().for_each(|name| self.queue_gone(name));
     }
 
@@ -296,12 +297,15 @@ impl World {
         }
         let beyond = match (queue.borrows(), other) {
             (false, _) => String::new(),
-            (true, Some(other)) => format!("; it may not borrow while queue {other} waits for GPUs"),
+            (true, Some(other)) => {
+                format!("; it may not borrow while queue {other} waits for GPUs")
+            }
             (true, None) => "; it may borrow, but too few GPUs are idle".into(),
         };
         let line: Vec<Admitted> = queue.line.values().copied().collect();
         for one in line {
-            let Some(mut work) = self.works.get_mut(one.work as usize).and_then(Option::take) else {
+            let Some(mut work) = self.works.get_mut(one.work as usize).and_then(Option::take)
+            else {
                 continue;
             };
             let needs = gpus(one.needs);
@@ -337,7 +341,9 @@ impl World {
     /// Whether the engine could place a work and has not yet.
     fn waits_for_gpus(&self, w: u32) -> bool {
         let Some(Some(work)) = self.works.get(w as usize) else { return false };
-        let Some((job, part)) = work.job.zip(self.part.as_ref()) else { return self.part.is_some() };
+        let Some((job, part)) = work.job.zip(self.part.as_ref()) else {
+            return self.part.is_some();
+        };
         let state = part.engine.state();
         let waits = matches!(state.job(job).phase, Phase::Pending | Phase::BackingOff);
         waits && state.usable_by(job) >= u32::from(state.spec(job).gpus)
@@ -373,8 +379,13 @@ impl World {
         for (name, known) in self.nodes.iter().filter(|(_, known)| known.up) {
             let gpus = known.shape.as_ref().map_or(0, |shape| usize::from(shape.gpus));
             let held = self.ledger.node(name).iter().take(gpus);
-            let share: u64 = held.map(|held| u64::from(held.share_permille.min(1000))).sum();
-            idle += (gpus as u64 * 1000).saturating_sub(share);
+            // Pods that are promised nothing may use all of their GPU.
+            let used = held.map(|held| match (held.pods, held.share_permille) {
+                (0, _) => 0,
+                (_, 0) => 1000,
+                (_, share) => u64::from(share.min(1000)),
+            });
+            idle += (gpus as u64 * 1000).saturating_sub(used.sum());
         }
         let all = self.queues.values().flat_map(|queue| queue.admitted.values());
         let waiting = all.filter(|one| !self.is_placed(one.work));
@@ -406,7 +417,8 @@ mod tests {
 
     #[test]
     fn thousandths_are_written_as_gpus() {
-        for (permille, text) in [(0, "0"), (7500, "7.5"), (8000, "8"), (50, "0.05"), (333, "0.333")] {
+        for (permille, text) in [(0, "0"), (7500, "7.5"), (8000, "8"), (50, "0.05"), (333, "0.333")]
+        {
             assert_eq!(gpus(permille), text);
         }
     }
