@@ -5,6 +5,7 @@
 //! [`job`] are what a pod needs to be served or trained, in a few lines.
 
 #![expect(unreachable_pub, reason = "the schemas are made from copies of the types")]
+#![expect(clippy::duplicated_attributes, reason = "two columns may be of one type")]
 
 pub mod job;
 pub mod profile;

@@ -84,7 +84,7 @@ enum News {
     Node(Box<Node>),
     NodeGone(String),
     Queue(String, Option<Grant>),
-    Profile(String, Option<Expected>),
+    Profile(String, Option<Box<Expected>>),
 }
 
 /// A pod of the fake, with what the fake itself needs of it.
@@ -466,7 +466,7 @@ impl Fuzz {
             Some(expected) => drop(self.api.profiles.insert(name.clone(), expected)),
             None => drop(self.api.profiles.remove(&name)),
         }
-        self.api.news.push_back(News::Profile(name, expected));
+        self.api.news.push_back(News::Profile(name, expected.map(Box::new)));
     }
 
     fn make_node(&mut self) {
@@ -548,7 +548,9 @@ impl Fuzz {
                 Some(News::NodeGone(name)) => self.world.node_gone(&name),
                 Some(News::Queue(name, Some(grant))) => self.world.queue(&name, grant),
                 Some(News::Queue(name, None)) => self.world.queue_gone(&name),
-                Some(News::Profile(name, expected)) => self.world.profile(&name, expected),
+                Some(News::Profile(name, expected)) => {
+                    self.world.profile(&name, expected.map(|one| *one));
+                }
                 None => return,
             }
         }

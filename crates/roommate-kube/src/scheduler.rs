@@ -150,6 +150,7 @@ enum Side {
 }
 
 /// What was listed as a whole; without it a decision could be wrong.
+#[expect(clippy::struct_excessive_bools, reason = "each is about another kind of objects")]
 #[derive(Clone, Copy, Default)]
 struct Synced {
     pods: bool,
