@@ -305,20 +305,31 @@ def test_a_kubelet_that_comes_back_is_registered_at(
 def test_killed_agents_and_schedulers_lose_nothing(
     plane: ControlPlane, node: RealNode, agent: Agent, scheduler: Scheduler, space: str
 ) -> None:
-    """Both are killed a hundred times in all, while pods come and go."""
+    """They are killed a hundred times in all, while pods come and go."""
     seed = random.randrange(1 << 30)
     chance = random.Random(seed)
     print(f"seed {seed}")
     where: dict[str, str] = {}
     made = 0
-    for _ in range(KILLS // 2):
-        while made < 6 + len(where) and len(pods(plane, space)) < 8:
+
+    def fill() -> None:
+        """Does what a controller of pods does."""
+        nonlocal made
+        for pod in pods(plane, space):
+            # While no agent offers devices, a kubelet refuses pods for good.
+            if pod["status"]["phase"] == "Failed":
+                assert pod["status"]["reason"] == "UnexpectedAdmissionError", pod["status"]
+                plane.api.delete(pod_path(pod), gracePeriodSeconds=0)
+        for _ in range(8 - len(pods(plane, space))):
             share = chance.choice([20, 30, 50])
             make(plane, space, f"p{made}", BUSY, share=share, terminationGracePeriodSeconds=0)
             made += 1
+
+    for _ in range(KILLS):
+        fill()
         time.sleep(chance.uniform(0.0, 0.3))
-        agent.kill()
-        scheduler.kill()
+        victim = chance.choice([agent, scheduler, scheduler, scheduler])
+        victim.kill()
         found = pods(plane, space)
         assert not over_allocated(found), over_allocated(found)
         for pod in found:
@@ -326,20 +337,27 @@ def test_killed_agents_and_schedulers_lose_nothing(
             assert not at or where.setdefault(uid, at) == at, "a pod was bound twice"
         for pod in chance.sample(found, min(len(found), chance.randrange(0, 3))):
             plane.api.delete(pod_path(pod), gracePeriodSeconds=0)
-        scheduler.start_again()
+        victim.start_again()
     scheduler.until_ready()
     agent.until_ready()
-    # All that are bound run, as it was decided for them.
-    plane.api.until(
-        f"/api/v1/namespaces/{space}/pods",
-        lambda found: all(
-            applied(p) and p["status"]["phase"] == "Running"
-            for p in found["items"]
-            if p["spec"].get("nodeName") and not p["metadata"].get("deletionTimestamp")
-        ),
-        within_s=120,
-    )
+    fill()
+    path = f"/api/v1/namespaces/{space}/pods"
+    plane.api.until(path, lambda found: sum("nodeName" in p["spec"] for p in found["items"]) >= 4, 60)
+
+    def not_in_force() -> list[str]:
+        """Pods that are bound and do not run as it was decided for them."""
+        return [
+            f"{p['metadata']['name']}: {p['status']}, {p['metadata']['annotations']}"
+            for p in bound(plane, space)
+            if not (applied(p) and p["status"]["phase"] == "Running")
+        ]
+
+    end = time.monotonic() + 120
+    while late := not_in_force():
+        fill()
+        assert time.monotonic() < end, f"{late}; the agent says: {agent.log()}"
+        time.sleep(0.5)
     found = bound(plane, space)
-    assert len(found) >= 2 and not over_allocated(found)
+    assert len(found) >= 4 and len(where) > 10 and not over_allocated(found)
     promised = [(assignment(p) or {})["knobs"]["sm_permille"] / 1000 for p in found]
     assert_shares(found, *promised)

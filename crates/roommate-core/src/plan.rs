@@ -285,6 +285,9 @@ impl Draft {
         notes: &mut Vec<Note>,
     ) {
         let now = state.now;
+        // A job that was found running may be moved or stopped at once, but is started before.
+        let found: Vec<Action> =
+            actions.extract_if(.., |a| matches!(a, Action::Start(..))).collect();
         for note in self.notes.drain(..) {
             // A job that is placed again by the same plan was not preempted.
             if matches!(note.reason, Reason::PreemptedBy(_)) && state.job(note.job).is_placed() {
@@ -332,5 +335,6 @@ impl Draft {
             actions.push(Action::Reject(job, reason));
         }
         actions.sort_by_key(|a| (a.rank(), a.job()));
+        actions.splice(..0, found);
     }
 }

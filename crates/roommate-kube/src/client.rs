@@ -178,6 +178,8 @@ impl Failure {
     }
 }
 
+impl std::error::Error for Failure {}
+
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.code {

@@ -8,10 +8,11 @@ use crate::ledger::{Hold, Ledger, Limits};
 use crate::names;
 use crate::objects::{Node, Pod, PodStatus, Taint};
 use crate::request::Request;
-use crate::world::{Answer, Counts, Settings, Shape, World, Write};
+use crate::world::{Answer, Counts, Expected, Grant, Settings, Shape, World, Write};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time as Timestamp};
 use k8s_openapi::jiff;
 use roommate_core::math::rng::Rng;
+use roommate_core::profile::Profile;
 use roommate_core::time::{Span, Time};
 use serde::Serialize;
 use serde_json::json;
@@ -43,6 +44,8 @@ pub struct Outcome {
     pub stuck: u64,
     /// Pods whose constraints do not allow their node.
     pub misplaced: u64,
+    /// Pods that were bound beyond the quota of a queue that may not borrow.
+    pub over_quota: u64,
     /// Whether a scheduler that starts anew comes to the same ledger.
     pub equal_to_rebuild: bool,
     /// Pods that were made.
@@ -71,6 +74,8 @@ const CROWD: usize = 60;
 const WORK_CONSERVING: [&str; 4] = ["fifo-backfill", "srtf", "tiresias", "roommate"];
 /// Nodes.
 const NODES: u64 = 6;
+/// Queues.
+const QUEUES: u64 = 3;
 
 /// What watchers are told.
 enum News {
@@ -78,6 +83,8 @@ enum News {
     PodGone(String),
     Node(Box<Node>),
     NodeGone(String),
+    Queue(String, Option<Grant>),
+    Profile(String, Option<Box<Expected>>),
 }
 
 /// A pod of the fake, with what the fake itself needs of it.
@@ -90,6 +97,8 @@ struct Held {
 struct Api {
     pods: BTreeMap<String, Held>,
     nodes: BTreeMap<String, Node>,
+    queues: BTreeMap<String, Grant>,
+    profiles: BTreeMap<String, Expected>,
     news: VecDeque<News>,
     made: u64,
     /// Pods that owners still want, by owner: namespace and spec of a pod like the last one.
@@ -107,6 +116,8 @@ pub fn run(plan: &Plan, tick: &mut dyn FnMut(u64)) -> Result<Outcome, String> {
     let api = Api {
         pods: BTreeMap::new(),
         nodes: BTreeMap::new(),
+        queues: BTreeMap::new(),
+        profiles: BTreeMap::new(),
         news: VecDeque::new(),
         made: 0,
         wanted: VecDeque::new(),
@@ -123,6 +134,7 @@ pub fn run(plan: &Plan, tick: &mut dyn FnMut(u64)) -> Result<Outcome, String> {
         out: Outcome::default(),
         counts: Counts::default(),
         faults: true,
+        keeps_quotas: false,
     };
     for i in 0..plan.operations {
         fuzz.operation();
@@ -143,6 +155,15 @@ fn owner_of(pod: &Pod) -> Option<String> {
     Some(pod.metadata.owner_references.as_ref()?.first()?.uid.clone())
 }
 
+/// What a pod uses of the quota of its queue while it is on a node, in thousandths of a GPU.
+fn uses(pod: &Pod) -> u64 {
+    if pod.spec.node_name.is_none() || pod.has_ended() || Assignment::of(pod).is_none() {
+        return 0;
+    }
+    let request = Request::of(pod, names::RESOURCE);
+    request.map_or(0, |r| u64::from(r.gpus) * u64::from(r.knobs.sm_permille))
+}
+
 struct Fuzz {
     api: Api,
     world: World,
@@ -154,6 +175,8 @@ struct Fuzz {
     out: Outcome,
     counts: Counts,
     faults: bool,
+    /// Whether quotas are as they are for so long that nothing may be bound beyond them.
+    keeps_quotas: bool,
 }
 
 impl Fuzz {
@@ -164,6 +187,8 @@ impl Fuzz {
             18..=23 => self.delete_pod(),
             24..=39 => (0..3).for_each(|_| self.progress()),
             40 if self.rng.chance(0.3) => self.change_node(),
+            41 if self.rng.chance(0.5) => self.change_queue(),
+            42 if self.rng.chance(0.1) => self.change_profile(),
             43 => self.make_node(),
             44 => self.resize(),
             45 if self.rng.chance(0.3) => self.restart(),
@@ -204,6 +229,7 @@ impl Fuzz {
         let selector = self.rng.below(8);
         let profile = format!("kind-{}", self.rng.below(5));
         let gated = self.rng.chance(0.05);
+        let queue = self.rng.below(2 * QUEUES);
         for _ in 0..pods {
             let mut annotations = BTreeMap::from([(names::PROFILE.to_string(), profile.clone())]);
             if share > 0 {
@@ -238,8 +264,12 @@ impl Fuzz {
             }
             let mut pod: Pod = serde_json::from_value(json!({"spec": spec})).expect("it is a pod");
             pod.metadata.annotations = Some(annotations);
+            let labels = pod.metadata.labels.get_or_insert_default();
             if gang {
-                pod.metadata.labels = Some([(label.to_string(), owner.clone())].into());
+                labels.insert(label.into(), owner.clone());
+            }
+            if queue < QUEUES {
+                labels.insert(names::QUEUE.into(), format!("queue-{queue}"));
             }
             if owned {
                 pod.metadata.owner_references = Some(vec![OwnerReference {
@@ -412,6 +442,33 @@ impl Fuzz {
         self.put(pod);
     }
 
+    fn change_queue(&mut self) {
+        let name = format!("queue-{}", self.rng.below(QUEUES));
+        let grant = self.rng.chance(0.8).then(|| Grant {
+            weight: (1 + self.rng.below(3)) as f64,
+            quota: self.rng.chance(0.9).then(|| 250 * self.rng.below(24)),
+            borrows: self.rng.chance(0.5),
+        });
+        match grant.clone() {
+            Some(grant) => drop(self.api.queues.insert(name.clone(), grant)),
+            None => drop(self.api.queues.remove(&name)),
+        }
+        self.api.news.push_back(News::Queue(name, grant));
+    }
+
+    fn change_profile(&mut self) {
+        let name = format!("kind-{}", self.rng.below(5));
+        let expected = self.rng.chance(0.8).then(|| Expected {
+            profile: Profile::of_step(0.1 + self.rng.unit()),
+            mem_mib: (self.rng.below(3) * 4000) as u32,
+        });
+        match expected.clone() {
+            Some(expected) => drop(self.api.profiles.insert(name.clone(), expected)),
+            None => drop(self.api.profiles.remove(&name)),
+        }
+        self.api.news.push_back(News::Profile(name, expected.map(Box::new)));
+    }
+
     fn make_node(&mut self) {
         let name = format!("node-{}", self.rng.below(NODES));
         if self.api.nodes.contains_key(&name) {
@@ -489,6 +546,11 @@ impl Fuzz {
                 Some(News::PodGone(uid)) => self.world.pod_gone(&uid),
                 Some(News::Node(node)) => self.world.node(*node),
                 Some(News::NodeGone(name)) => self.world.node_gone(&name),
+                Some(News::Queue(name, Some(grant))) => self.world.queue(&name, grant),
+                Some(News::Queue(name, None)) => self.world.queue_gone(&name),
+                Some(News::Profile(name, expected)) => {
+                    self.world.profile(&name, expected.map(|one| *one));
+                }
                 None => return,
             }
         }
@@ -508,6 +570,14 @@ impl Fuzz {
         let nodes: BTreeSet<String> = self.api.nodes.keys().cloned().collect();
         self.world.pods_listed(&pods);
         self.world.nodes_listed(&nodes);
+        for (name, grant) in &self.api.queues {
+            self.world.queue(name, grant.clone());
+        }
+        for (name, expected) in &self.api.profiles {
+            self.world.profile(name, Some(expected.clone()));
+        }
+        self.world.queues_listed(&self.api.queues.keys().cloned().collect());
+        self.world.profiles_listed(&self.api.profiles.keys().cloned().collect());
     }
 
     /// The scheduler is killed; another one knows nothing but what the server says. Writes that
@@ -577,6 +647,9 @@ impl Fuzz {
                 if may == Some(false) && self.api.news.is_empty() && !self.faults {
                     self.out.misplaced += 1;
                 }
+                if self.keeps_quotas {
+                    self.check_quota(&pod);
+                }
                 self.put(pod);
             }
             Write::Assign { assignment, .. } => {
@@ -629,6 +702,24 @@ impl Fuzz {
         }
     }
 
+    /// Nothing may be bound beyond the quota of a queue that may not borrow.
+    fn check_quota(&mut self, bound: &Pod) {
+        let Some(name) = bound.label(names::QUEUE) else { return };
+        let Some(Grant { quota: Some(quota), borrows: false, .. }) = self.api.queues.get(name)
+        else {
+            return;
+        };
+        let others = self.api.pods.values().map(|h| &h.pod).filter(|pod| {
+            pod.uid() != bound.uid() && pod.label(names::QUEUE) == Some(name) && uses(pod) > 0
+        });
+        let used = others.map(uses).sum::<u64>() + uses(bound);
+        if used > *quota {
+            self.out.over_quota += 1;
+            let what = format!("{} was bound although {name} uses {used} of {quota}", bound.name());
+            self.out.first.get_or_insert(what);
+        }
+    }
+
     fn check_journal(&mut self) {
         let journal = self.world.journal();
         if journal.is_empty() {
@@ -647,11 +738,29 @@ impl Fuzz {
         }
     }
 
-    /// Nothing fails any more, and everything comes to rest.
+    /// Nothing fails any more, and everything comes to rest: first with the quotas that there are,
+    /// then without any.
     fn settle(&mut self) {
         self.faults = false;
         self.api.wanted.clear();
-        for _ in 0..400 {
+        self.rest(50);
+        self.keeps_quotas = true;
+        self.rest(150);
+        let truth = self.truth();
+        let starved = self.stuck(&truth, &|pod| self.has_free_queue(pod, &truth));
+        if starved > 0 && WORK_CONSERVING.contains(&&*self.settings.policy) {
+            self.out.leaks += starved;
+            self.out.first.get_or_insert("a pod waits although its queue uses nothing".into());
+        }
+        self.keeps_quotas = false;
+        for name in std::mem::take(&mut self.api.queues).into_keys() {
+            self.api.news.push_back(News::Queue(name, None));
+        }
+        self.rest(200);
+    }
+
+    fn rest(&mut self, seconds: u32) {
+        for _ in 0..seconds {
             self.now += Span(1_000_000);
             self.collect();
             while !self.api.news.is_empty() {
@@ -682,8 +791,26 @@ impl Fuzz {
         }
     }
 
+    /// Whether the queue of a pod has a quota for it and uses nothing, and whoever waits there
+    /// could run.
+    fn has_free_queue(&self, pod: &Pod, truth: &Ledger) -> bool {
+        let Some(name) = pod.label(names::QUEUE) else { return false };
+        let quota = self.api.queues.get(name).and_then(|grant| grant.quota);
+        let of = || {
+            let live = self.api.pods.values().filter(|h| !h.pod.has_ended());
+            live.map(|h| &h.pod).filter(|pod| pod.label(names::QUEUE) == Some(name))
+        };
+        let small = |pod: &Pod| {
+            Request::of(pod, names::RESOURCE)
+                .is_ok_and(|r| quota.is_some_and(|quota| u64::from(r.knobs.sm_permille) <= quota))
+        };
+        of().all(|pod| pod.spec.node_name.is_none() && small(pod))
+            && of().count() as u64
+                == self.stuck(truth, &|pod| pod.label(names::QUEUE) == Some(name))
+    }
+
     /// Pods by themselves that wait although there is a whole GPU for them.
-    fn stuck(&self, truth: &Ledger) -> u64 {
+    fn stuck(&self, truth: &Ledger, among: &dyn Fn(&Pod) -> bool) -> u64 {
         let idle = |node: &Node, request: &Request| {
             let Some(shape) = Shape::of(node, names::RESOURCE) else { return false };
             let free = truth.node(node.name()).iter().take(shape.gpus.into());
@@ -705,6 +832,7 @@ impl Fuzz {
                 && pod.spec.node_name.is_none()
                 && !(grouped || gated)
                 && request.gpus == 1
+                && among(pod)
                 && self.api.nodes.values().any(|node| idle(node, &request))
         };
         self.api.pods.values().filter(waits).count() as u64
@@ -725,7 +853,7 @@ impl Fuzz {
         if differs > 0 {
             self.out.first.get_or_insert(format!("{differs} holds differ from the server's"));
         }
-        self.out.stuck = self.stuck(&truth);
+        self.out.stuck = self.stuck(&truth, &|_| true);
         if self.out.stuck > 0 && WORK_CONSERVING.contains(&&*self.settings.policy) {
             self.out.leaks += self.out.stuck;
             self.out.first.get_or_insert("a pod waits although a GPU is idle for it".into());

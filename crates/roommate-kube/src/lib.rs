@@ -6,6 +6,8 @@ pub mod assignment;
 pub mod bench;
 pub mod client;
 pub mod constraint;
+pub mod controller;
+pub mod crd;
 pub mod fuzz;
 pub mod ledger;
 pub mod names;

@@ -27,6 +27,17 @@ pub const SECONDS: &str = "roommate.dev/expected-seconds";
 /// The queue, a label: the team to which the pod counts.
 pub const QUEUE: &str = "roommate.dev/queue";
 
+/// The model of a service.
+pub const MODEL: &str = "roommate.dev/model";
+/// Most requests in a batch of a service.
+pub const MAX_BATCH: &str = "roommate.dev/max-batch";
+/// Requests per second that are expected of a service at busy times.
+pub const EXPECTED_RATE: &str = "roommate.dev/expected-rate";
+/// The `GpuService` of a pod, a label.
+pub const SERVICE: &str = "roommate.dev/service";
+/// Who made an object, a label; the value is `roommate`.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+
 /// What the scheduler decided for a pod; written with the binding.
 pub const ASSIGNMENT: &str = "roommate.dev/assignment";
 /// What the node's agent has put into force; a copy of the assignment's decision.

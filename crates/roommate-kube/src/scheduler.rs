@@ -6,8 +6,9 @@
 
 mod lease;
 mod metrics;
+mod resources;
 mod status;
-mod watch;
+pub(crate) mod watch;
 mod write;
 
 pub use lease::Election;
@@ -17,9 +18,10 @@ use crate::world::{Answer, PodRef, Settings, World, Write};
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use kube::Client;
+use kube::{Client, ResourceExt as _};
 use lease::Held;
 use metrics::Metrics;
+use resources::{Queues, StatusWrite};
 use roommate_core::time::Time;
 use status::Ask;
 use std::collections::{HashMap, VecDeque};
@@ -55,6 +57,10 @@ const SIDE_IN_FLIGHT: usize = 4;
 const AT_ONCE: usize = 4096;
 /// The least pause between two decisions: what arrives meanwhile is decided together.
 const GATHER: Duration = Duration::from_millis(2);
+
+/// Told once.
+const NO_RESOURCES: &str = "queues, profiles, jobs and services of roommate.dev are not installed; \
+    going on without them. hint: roommate kube crds | kubectl apply --server-side -f -";
 
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -105,7 +111,9 @@ pub async fn run(
         writer,
         in_flight: options.in_flight.max(SIDE_IN_FLIGHT + 1),
         began: Instant::now(),
-        synced: (false, false),
+        synced: Synced::default(),
+        queues: Queues::default(),
+        misses_resources: false,
         writes: VecDeque::new(),
         side: VecDeque::new(),
         under_way: FuturesUnordered::new(),
@@ -138,6 +146,23 @@ struct Answered {
 enum Side {
     Explain(Write),
     Scheduled(PodRef, String),
+    Status(StatusWrite),
+}
+
+/// What was listed as a whole; without it a decision could be wrong.
+#[expect(clippy::struct_excessive_bools, reason = "each is about another kind of objects")]
+#[derive(Clone, Copy, Default)]
+struct Synced {
+    pods: bool,
+    nodes: bool,
+    queues: bool,
+    profiles: bool,
+}
+
+impl Synced {
+    fn all(self) -> bool {
+        self.pods && self.nodes && self.queues && self.profiles
+    }
 }
 
 struct Leader {
@@ -145,8 +170,10 @@ struct Leader {
     writer: Writer,
     in_flight: usize,
     began: Instant,
-    /// Whether all pods were listed, and all nodes.
-    synced: (bool, bool),
+    synced: Synced,
+    queues: Queues,
+    /// Whether it was told that the custom resources are not installed.
+    misses_resources: bool,
     writes: VecDeque<Write>,
     side: VecDeque<Side>,
     under_way: FuturesUnordered<BoxFuture<'static, Answered>>,
@@ -193,7 +220,8 @@ impl Leader {
         let watches = [
             tokio::spawn(watch::pods(client.clone(), to_news.clone())),
             tokio::spawn(watch::nodes(client.clone(), to_news.clone())),
-            tokio::spawn(watch::groups(client.clone(), to_news)),
+            tokio::spawn(watch::groups(client.clone(), to_news.clone())),
+            tokio::spawn(resources::run(client.clone(), self.writer.scheduler.clone(), to_news)),
         ];
         let (to_lease, mut lease) = mpsc::channel(1);
         // Without an election nobody else writes.
@@ -232,10 +260,13 @@ impl Leader {
             if Instant::now() >= valid {
                 break Err(Error::Lost("could not renew the lease in time".into()));
             }
-            if self.next_decision(pending, decided).is_zero() && self.synced == (true, true) {
+            if self.next_decision(pending, decided).is_zero() && self.synced.all() {
                 self.decide();
                 decided = Instant::now();
                 pending = false;
+            }
+            for write in self.queues.stale(&self.world) {
+                self.later(Side::Status(write));
             }
             self.send(valid);
         };
@@ -261,7 +292,7 @@ impl Leader {
             return GATHER.saturating_sub(decided.elapsed());
         }
         let most = Duration::from_secs(1);
-        let due = self.world.due().filter(|_| self.synced == (true, true));
+        let due = self.world.due().filter(|_| self.synced.all());
         due.map_or(most, |at| Duration::from_micros(at.0.saturating_sub(self.now().0)).min(most))
     }
 
@@ -278,21 +309,51 @@ impl Leader {
                 self.world.pod_gone(&uid);
             }
             News::Pods(all) => {
-                self.metrics.relists += u64::from(self.synced.0);
+                self.metrics.relists += u64::from(self.synced.pods);
                 self.first_seen.retain(|uid, _| all.contains(uid));
                 self.world.pods_listed(&all);
-                self.synced.0 = true;
+                self.synced.pods = true;
                 self.tell_synced(told);
             }
             News::Node(node) => self.world.node(*node),
             News::NodeGone(name) => self.world.node_gone(&name),
             News::Nodes(all) => {
-                self.metrics.relists += u64::from(self.synced.1);
+                self.metrics.relists += u64::from(self.synced.nodes);
                 self.world.nodes_listed(&all);
-                self.synced.1 = true;
+                self.synced.nodes = true;
                 self.tell_synced(told);
             }
             News::Group { namespace, name, size } => self.world.group(&namespace, &name, size),
+            News::Queue(queue) => {
+                self.world.queue(&queue.name_any(), queue.spec.grant());
+                self.queues.set(*queue);
+            }
+            News::QueueGone(name) => {
+                self.world.queue_gone(&name);
+                self.queues.remove(&name);
+            }
+            News::Queues(all) => {
+                self.world.queues_listed(&all);
+                self.queues.retain(|name| all.contains(name));
+                self.synced.queues = true;
+            }
+            News::Profile(profile) => {
+                self.world.profile(&profile.name_any(), profile.spec.expected().ok());
+                if let Some(write) = resources::status_of(&profile) {
+                    self.later(Side::Status(write));
+                }
+            }
+            News::ProfileGone(name) => self.world.profile(&name, None),
+            News::Profiles(all) => {
+                self.world.profiles_listed(&all);
+                self.synced.profiles = true;
+            }
+            News::NoResources => {
+                (self.synced.queues, self.synced.profiles) = (true, true);
+                if !std::mem::replace(&mut self.misses_resources, true) {
+                    told(NO_RESOURCES);
+                }
+            }
             News::Trouble(what) => {
                 self.metrics.failures += 1;
                 self.troubles.tell(&what, told);
@@ -301,7 +362,7 @@ impl Leader {
     }
 
     fn tell_synced(&self, told: &mut dyn FnMut(&str)) {
-        if self.synced == (true, true) {
+        if self.synced.pods && self.synced.nodes {
             let (pods, nodes) = self.world.known();
             told(&format!("knows {nodes} nodes and {pods} pods"));
         }
@@ -350,6 +411,10 @@ impl Leader {
             self.under_way.push(Box::pin(async move {
                 let (answer, failed) = match side {
                     Side::Explain(write) => writer.carry_out(&write).await,
+                    Side::Status(write) => {
+                        let status = writer.status(&write).await;
+                        (Answer::Done, status.err().map(|e| format!("{}: {e}", write.path)))
+                    }
                     Side::Scheduled(pod, note) => {
                         let event = writer.event(&pod, "Normal", "Scheduled", "Binding", &note);
                         (Answer::Done, event.await.err().map(|e| e.to_string()))
@@ -364,7 +429,7 @@ impl Leader {
         let Answered { write, answer, failed, took } = answered;
         if let Some(failed) = failed {
             self.metrics.failures += 1;
-            let what = write.as_ref().map_or_else(|| "event".into(), describe);
+            let what = write.as_ref().map_or_else(|| "event or status".into(), describe);
             self.troubles.tell(&format!("{what}: {failed}"), told);
         }
         let Some(write) = write else {
@@ -384,9 +449,10 @@ impl Leader {
 
     fn answer(&self, ask: Ask) {
         match ask {
-            Ask::Ready(to) => drop(to.send(match self.synced {
-                (true, true) => Ok("ok: leads".into()),
-                _ => Err("pods and nodes are being listed".into()),
+            Ask::Ready(to) => drop(to.send(if self.synced.all() {
+                Ok("ok: leads".into())
+            } else {
+                Err("pods, nodes and queues are being listed".into())
             })),
             Ask::Metrics(to) => {
                 drop(to.send(self.metrics.page(Some(&self.world), self.term)));

@@ -16,12 +16,14 @@
 //! - No write leaves that the [`Ledger`] would not allow.
 
 mod part;
+mod queue;
 mod rebuild;
 mod reconcile;
 #[cfg(test)]
 mod tests;
 
 pub use part::Shape;
+pub use queue::{Grant, QueueReport};
 
 use crate::assignment::{Applied, Assignment};
 use crate::constraint::selects;
@@ -30,13 +32,24 @@ use crate::names;
 use crate::objects::{Node, Pod, PodTerm};
 use crate::request::Request;
 use part::Part;
+use queue::{Arrival, Queue};
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::Phase;
 use roommate_core::policy::{self, Params, PolicyError};
+use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// What is known of a kind of work before it runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    /// What the engine knows of it.
+    pub profile: Profile,
+    /// Memory of each GPU, MiB, of pods that do not say it; 0 = not known.
+    pub mem_mib: u32,
+}
 
 /// How to schedule.
 #[derive(Clone, Debug)]
@@ -279,6 +292,10 @@ struct Work {
     bounced: bool,
     /// Whether a node of it was lost.
     lost: bool,
+    /// When it came, for the order within its queue.
+    arrived: Arrival,
+    /// Why its queue has to give back what it has.
+    reclaimed: Option<String>,
     /// No attempt before.
     not_before: Time,
     tries: u32,
@@ -345,6 +362,14 @@ pub struct World {
     group_sizes: BTreeMap<(String, String), u16>,
     /// Pods that may not have certain others near, by unique id.
     repelling: BTreeMap<String, (String, Vec<PodTerm>)>,
+    /// What is known of kinds of work before they run, by name.
+    profiles: BTreeMap<String, Expected>,
+    /// Queues that an administrator made, or that pods name.
+    queues: BTreeMap<String, Queue>,
+    /// When it is looked at the queues, if they need it.
+    queue_look: Option<Time>,
+    /// Works that came so far.
+    arrivals: u64,
     ledger: Ledger,
     part: Option<Part>,
     /// Why another part is needed, and from when on.
@@ -387,6 +412,10 @@ impl World {
             headless: BTreeMap::new(),
             group_sizes: BTreeMap::new(),
             repelling: BTreeMap::new(),
+            profiles: BTreeMap::new(),
+            queues: BTreeMap::new(),
+            queue_look: None,
+            arrivals: 0,
             ledger: Ledger::default(),
             part: None,
             new_part: None,
@@ -429,7 +458,7 @@ impl World {
         let timer = self.timers.first().map(|(at, _)| *at);
         let wake = self.part.as_ref().and_then(|p| p.wake);
         let part = self.new_part.as_ref().map(|(at, _)| *at);
-        [timer, wake, part].into_iter().flatten().min()
+        [timer, wake, part, self.queue_look].into_iter().flatten().min()
     }
 
     /// A pod is new or has changed.
@@ -549,6 +578,26 @@ impl World {
         }
     }
 
+    /// What is known of a kind of work, or is no longer.
+    pub fn profile(&mut self, name: &str, expected: Option<Expected>) {
+        let same = self.profiles.get(name) == expected.as_ref();
+        match expected {
+            Some(expected) => drop(self.profiles.insert(name.into(), expected)),
+            None => drop(self.profiles.remove(name)),
+        }
+        // An engine learns of a kind of work once, when its first pods come.
+        if !same && self.part.as_ref().is_some_and(|part| part.knows(name)) {
+            self.want_part(self.now + GATHER, "what is known of a kind of work has changed");
+        }
+    }
+
+    /// All kinds of work of which something is known were listed anew.
+    pub fn profiles_listed(&mut self, names: &BTreeSet<String>) {
+        let gone: Vec<String> =
+            self.profiles.keys().filter(|name| !names.contains(*name)).cloned().collect();
+        gone.iter().for_each(|name| self.profile(name, None));
+    }
+
     /// All pods were listed anew: what is not among them is gone.
     pub fn pods_listed(&mut self, uids: &BTreeSet<String>) {
         let mut gone: Vec<String> =
@@ -665,6 +714,7 @@ impl World {
         for work in std::mem::take(&mut self.dirty) {
             self.reconcile(work, &mut facts, &mut arriving);
         }
+        self.serve_queues();
         facts.append(&mut self.downs);
         facts.append(&mut arriving);
         facts

@@ -52,6 +52,16 @@ class Api:
     def patch(self, path: str, body: Any, kind: str = "merge", **query: Any) -> Object:
         return self._json("PATCH", path, body, PATCHES[kind], query)
 
+    def apply_yaml(self, path: str, text: str, **query: Any) -> Object:
+        """Applies an object as `kubectl apply --server-side` does."""
+        return self._json("PATCH", path, text.encode(), PATCHES["apply"], query)
+
+    def table(self, path: str) -> Object:
+        """What `kubectl get` prints."""
+        accept = "application/json;as=Table;v=v1;g=meta.k8s.io"
+        found: Object = json.loads(self._request("GET", path, None, "", None, accept))
+        return found
+
     def delete(self, path: str, **options: Any) -> Object:
         """Options are those of the API, such as gracePeriodSeconds."""
         return self._json("DELETE", path, options or None)
@@ -120,10 +130,12 @@ class Api:
         answer: Object = json.loads(self._request(method, path, body, kind, query))
         return answer
 
-    def _request(self, method: str, path: str, body: Any, kind: str, query: Any) -> bytes:
+    def _request(
+        self, method: str, path: str, body: Any, kind: str, query: Any, accept: str = "application/json"
+    ) -> bytes:
         target = quote(path) + (f"?{urlencode(query)}" if query else "")
-        headers = self._headers() | {"Content-Type": kind or "application/json"}
-        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers() | {"Content-Type": kind or "application/json", "Accept": accept}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         for is_again in (False, True):
             line = self._connection(is_again)
             try:

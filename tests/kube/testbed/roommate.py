@@ -212,16 +212,18 @@ class Agent:
         )
 
     def kill(self) -> None:
-        """Ends it like a crash; the kubelet would wait ever longer before it starts it again, so it is
-        made anew.
-        """
+        """Ends it like a crash."""
         path = f"/api/v1/namespaces/{self.space}/pods/agent"
         for pid in self.node.pids_of(self.pod):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.plane.api.delete(path, gracePeriodSeconds=0)
         self.plane.api.until_gone(path)
+
+    def start_again(self) -> None:
+        """The kubelet waits ever longer before it starts a container again, so the pod is made anew."""
         self.pod = self.plane.pod(self.space, "agent", self._spec())
+        self.plane.programs.until(self.node.name, "runs an agent", lambda: self.page("/healthz") == "ok\n", 60)
 
     def log(self) -> str:
         return self.node.pod_log(self.pod, "agent")

@@ -1,5 +1,7 @@
 //! What the API server tells of pods, nodes and pod groups, in order.
 
+use crate::crd::profile::GpuProfile;
+use crate::crd::queue::Queue;
 use crate::objects::{Node, Pod};
 use futures::StreamExt as _;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
@@ -13,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 
 /// Something that the API server told.
-pub(super) enum News {
+pub(crate) enum News {
     Pod(Box<Pod>),
     PodGone(String),
     /// All pods there are: a list is complete.
@@ -28,7 +30,17 @@ pub(super) enum News {
         name: String,
         size: u16,
     },
-    /// A watch failed and is tried again.
+    Queue(Box<Queue>),
+    QueueGone(String),
+    /// All queues there are.
+    Queues(BTreeSet<String>),
+    Profile(Box<GpuProfile>),
+    ProfileGone(String),
+    /// All profiles there are.
+    Profiles(BTreeSet<String>),
+    /// The custom resources are not installed.
+    NoResources,
+    /// Something failed and is tried again.
     Trouble(String),
 }
 
@@ -60,14 +72,20 @@ pub(super) async fn nodes(client: Client, news: Sender<News>) {
 }
 
 /// As what objects of a kind are told.
-struct To<K> {
-    one: fn(K) -> News,
-    gone: fn(String) -> News,
-    all: fn(BTreeSet<String>) -> News,
+pub(super) struct To<K> {
+    pub(super) one: fn(K) -> News,
+    pub(super) gone: fn(String) -> News,
+    pub(super) all: fn(BTreeSet<String>) -> News,
 }
 
-async fn watch<K>(api: Api<K>, what: &str, key: fn(&K) -> String, to: To<K>, news: Sender<News>)
-where
+/// Watches a kind of objects; each list is told as complete once it is.
+pub(super) async fn watch<K>(
+    api: Api<K>,
+    what: &str,
+    key: fn(&K) -> String,
+    to: To<K>,
+    news: Sender<News>,
+) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let config = watcher::Config::default().page_size(PAGE);

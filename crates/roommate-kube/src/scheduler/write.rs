@@ -2,6 +2,7 @@
 
 use crate::client::{Failure, get, send};
 use crate::names;
+use crate::scheduler::resources::StatusWrite;
 use crate::world::{Answer, PodRef, Write};
 use http::Method;
 use k8s_openapi::jiff::Timestamp;
@@ -95,6 +96,15 @@ impl Writer {
         }]}});
         let path = format!("{}/status", path_of(pod));
         send(&self.client, Method::PATCH, &path, STRATEGIC, &body).await.map(drop)
+    }
+
+    /// Writes the status of a custom resource.
+    pub(super) async fn status(&self, write: &StatusWrite) -> Result<(), Failure> {
+        match send(&self.client, Method::PATCH, &write.path, MERGE, &write.body).await {
+            // It was deleted meanwhile.
+            Err(failure) if [404, 409, 422].contains(&failure.code) => Ok(()),
+            other => other.map(drop),
+        }
     }
 
     /// Writes an event of a pod.

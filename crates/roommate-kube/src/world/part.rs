@@ -305,11 +305,18 @@ impl Part {
         (&node.name, (gpu.0 - node.first) as u16)
     }
 
-    pub(super) fn profile(&mut self, name: &str) -> ProfileIdx {
+    /// Whether it was told of this kind of work.
+    pub(super) fn knows(&self, profile: &str) -> bool {
+        self.profiles.contains_key(profile)
+    }
+
+    /// A kind of work; what is known of it beforehand counts when its first pods come.
+    pub(super) fn profile(&mut self, name: &str, known: Option<&Profile>) -> ProfileIdx {
         if let Some(idx) = self.profiles.get(name) {
             return *idx;
         }
-        let profile = Profile { step_unknown: true, ..Profile::of_step(1.0) };
+        let unknown = || Profile { step_unknown: true, ..Profile::of_step(1.0) };
+        let profile = known.cloned().unwrap_or_else(unknown);
         let idx = self.engine.add_profile(profile.clone());
         self.writer.profile(&ProfileLine { idx, name: name.into(), profile });
         self.profiles.insert(name.into(), idx);

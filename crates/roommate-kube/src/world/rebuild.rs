@@ -6,6 +6,12 @@ use crate::world::{GATHER, World};
 use roommate_core::event::Event;
 use roommate_core::time::Time;
 
+/// Takes a fact out of those that the engine was not told yet; whether it was there.
+fn forget(facts: &mut Vec<Event>, fact: &Event) -> bool {
+    let at = facts.iter().position(|f| f == fact);
+    at.map(|at| facts.remove(at)).is_some()
+}
+
 impl World {
     /// Begins another part at this time, or earlier if that was wanted before.
     pub(super) fn want_part(&mut self, at: Time, why: &str) {
@@ -37,11 +43,17 @@ impl World {
         if shape.is_some_and(|s| (s.cpu_milli, s.host_mib) != (of.cpu_milli, of.host_mib)) {
             self.rooms.insert(name.into());
         }
+        // The engine is told of nodes that are up before others: of two changes that it was not told
+        // yet it hears none.
         if was_up && !up {
-            self.downs.push(Event::NodeDown(idx));
+            if !forget(&mut self.ups, &Event::NodeUp(idx)) {
+                self.downs.push(Event::NodeDown(idx));
+            }
             self.lose(name);
         } else if !was_up && up {
-            self.ups.push(Event::NodeUp(idx));
+            if !forget(&mut self.downs, &Event::NodeDown(idx)) {
+                self.ups.push(Event::NodeUp(idx));
+            }
             self.look_at_works(name);
         }
     }

@@ -59,6 +59,8 @@ impl World {
         let owner = owner_of(&known.pod);
         let name = format!("{}/{}", known.pod.namespace(), known.pod.name());
         let size = gang.as_ref().map_or(Some(1), |g| self.size_of(g, &known.pod));
+        let created = known.pod.metadata.creation_timestamp.as_ref();
+        let arrived = (created.map_or(0, |at| at.0.as_second()), self.arrivals);
         let joined = match &gang {
             Some(gang) => self.by_gang.get(gang).copied().filter(|w| self.wants_more(*w)),
             None => owner.as_ref().and_then(|o| self.headless_like(o, &request)),
@@ -68,6 +70,7 @@ impl World {
             let name =
                 first.as_ref().map_or(name, |(namespace, group)| format!("{namespace}/{group}"));
             let work = self.free.pop().unwrap_or(self.works.len() as u32);
+            self.arrivals += 1;
             if let Some(gang) = &first {
                 self.by_gang.insert(gang.clone(), work);
             }
@@ -88,6 +91,8 @@ impl World {
                 suspend_by: None,
                 bounced: false,
                 lost: false,
+                arrived,
+                reclaimed: None,
                 not_before: self.now,
                 tries: 0,
                 since: self.now,
@@ -167,6 +172,7 @@ impl World {
         let look = self.look(&work);
         if work.size > 0 && look.done >= u32::from(work.size) {
             work.finish(phase, leaving);
+            self.dismiss(&work);
         } else {
             self.advance(w, &mut work, phase, look, (leaving, arriving));
         }
@@ -180,6 +186,7 @@ impl World {
 
     fn forget(&mut self, work: &Work, w: u32) {
         self.free.push(w);
+        self.dismiss(work);
         if let Some(gang) = &work.gang {
             self.by_gang.remove(gang);
         }
@@ -222,6 +229,14 @@ impl World {
             return;
         }
         work.bounced = false;
+        let decided = |p| !matches!(p, Phase::Expected | Phase::Done);
+        if let Some(why) = work.reclaimed.clone().filter(|_| phase.is_some_and(decided)) {
+            self.evict_all(work, &why);
+            if look.holding == 0 {
+                self.give_up(w, work, look, leaving);
+            }
+            return;
+        }
         match phase {
             None | Some(Phase::Expected) => self.arrive(w, work, look, arriving),
             Some(Phase::Pending | Phase::BackingOff) if look.alive < work.needed(look) => {
@@ -240,9 +255,23 @@ impl World {
         }
     }
 
+    /// A work whose queue has to give back goes into its line again.
+    fn give_up(&mut self, w: u32, work: &mut Work, look: Look, leaving: &mut Vec<Event>) {
+        work.reclaimed = None;
+        if look.alive < work.needed(look) {
+            self.depart(w, work, look, leaving);
+            return;
+        }
+        self.dismiss(work);
+        work.since = self.now;
+        leaving.extend(work.job.map(Event::Withdrawn));
+        self.dirty.insert(w);
+    }
+
     /// Submits a work once all its pods are there; one whose pods run already where they are.
     fn arrive(&mut self, w: u32, work: &mut Work, look: Look, arriving: &mut Vec<Event>) {
         if work.size == 0 || look.alive < work.needed(look) {
+            self.dismiss(work);
             let forgotten = self.now >= work.since + FORGET_AFTER;
             if work.pods.is_empty() && (work.owner.is_none() || forgotten) {
                 work.over = true;
@@ -272,6 +301,7 @@ impl World {
         if look.holding == 0
             && let Some(why) = pods().find_map(|known| self.repelled(&known.pod))
         {
+            self.dismiss(work);
             self.timers.insert((self.now + REPELLED_FOR, w));
             self.explain_later(w, work, &why);
             return;
@@ -281,7 +311,7 @@ impl World {
             self.explain_later(w, work, &why);
             return;
         }
-        if !self.has_class(work) {
+        if !self.has_class(work) || !self.is_admitted(w, work, look.holding > 0) {
             return;
         }
         if look.holding == 0 {
@@ -324,14 +354,27 @@ impl World {
     }
 
     fn register(&mut self, w: u32, work: &mut Work, on: Option<Placement>) {
+        let weight = work.request.as_ref().map(|request| self.weight_of(&request.queue));
         let (Some(request), Some(part)) = (&work.request, &mut self.part) else { return };
         let mut mask = part.classes.mask(&request.constraint).unwrap_or(0);
         // Where it runs, it may run.
         for gpu in on.iter().flat_map(|on| &on.gpus) {
             mask |= 1 << part.engine.state().gpu(*gpu).gpu_model;
         }
-        let (profile, team) = (part.profile(&request.profile), part.team(&request.queue));
-        let spec = request.spec(work.size, profile, team, mask);
+        let expected = self.profiles.get(&request.profile);
+        let profile = part.profile(&request.profile, expected.map(|e| &e.profile));
+        let team = part.team(&request.queue);
+        let mut spec = request.spec(work.size, profile, team, mask);
+        if let Some(expected) = expected {
+            if spec.knobs.mem_mib == 0 {
+                spec.knobs.mem_mib = expected.mem_mib;
+            }
+            if !expected.profile.step_unknown {
+                let steps = |s: Number| Number::of(s.get() / expected.profile.step_s.get());
+                spec.work = request.seconds.map(steps);
+            }
+        }
+        spec.weight = weight.unwrap_or(spec.weight);
         work.job = Some(part.add_job(w, &work.name, spec, on));
     }
 
@@ -571,6 +614,7 @@ impl World {
     /// The pods of a work are gone, and with them its place. Others may come.
     fn depart(&mut self, w: u32, work: &mut Work, look: Look, leaving: &mut Vec<Event>) {
         let Some(job) = work.job else { return };
+        self.dismiss(work);
         work.slots.clear();
         work.suspended = false;
         work.since = self.now;
@@ -703,7 +747,7 @@ impl World {
     }
 
     /// Tells the pods of a work why they wait, once that is worth a write.
-    fn explain_later(&mut self, w: u32, work: &mut Work, why: &str) {
+    pub(super) fn explain_later(&mut self, w: u32, work: &mut Work, why: &str) {
         let first = work.since + EXPLAIN_AFTER;
         let at = match &work.explained {
             None => first,

@@ -13,6 +13,8 @@ pub(crate) enum Kube {
     Scheduler(Scheduler),
     /// Take care of a node: put what the scheduler decided into force, and measure
     Agent(Agent),
+    /// Print the definitions of the custom resources, for kubectl apply --server-side -f -
+    Crds,
     /// Measure how fast pods are bound on an API server, beside a peer
     Bench(Bench),
     /// Try the scheduler with random operations against an API server that fails in every way

@@ -11,7 +11,7 @@ use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_kube::scheduler::{Election, Options};
 use roommate_kube::world::Settings;
-use roommate_kube::{agent, bench, fuzz, scheduler};
+use roommate_kube::{agent, bench, crd, fuzz, scheduler};
 use serde_json::Value;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ pub(super) fn run(command: Kube) -> anyhow::Result<ExitCode> {
     match command {
         Kube::Scheduler(args) => schedule(&args),
         Kube::Agent(args) => attend(&args),
+        Kube::Crds => print_crds(),
         Kube::Bench(args) => measure(&args),
         Kube::Fuzz(args) => try_randomly(&args),
     }
@@ -100,6 +101,11 @@ async fn until(wanted: Arc<AtomicBool>) {
     while !wanted.load(Ordering::Relaxed) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+fn print_crds() -> anyhow::Result<ExitCode> {
+    console::print(&crd::yaml())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn measure(args: &Bench) -> anyhow::Result<ExitCode> {
