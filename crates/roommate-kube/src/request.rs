@@ -183,6 +183,11 @@ fn objective_of(pod: &Pod, class: Class) -> Result<Option<Slo>, String> {
         let name = names::OBJECTIVE;
         return Err(format!("{name}: only for {}: service", names::CLASS));
     }
+    objective(text).map(Some).map_err(|why| format!("{}: {why}", names::OBJECTIVE))
+}
+
+/// An objective as people write it, `p99=25ms`.
+pub fn objective(text: &str) -> Result<Slo, String> {
     let time = |text: &str| {
         let units = [("us", 1.0), ("µs", 1.0), ("ms", 1e3), ("s", 1e6)];
         let of =
@@ -190,8 +195,8 @@ fn objective_of(pod: &Pod, class: Class) -> Result<Option<Slo>, String> {
         units.iter().find_map(of).filter(|us| (1.0..=3.6e9).contains(us))
     };
     let p99_us = text.trim().strip_prefix("p99=").and_then(time);
-    let expected = || format!("{}: expected p99=25ms, found {text:?}", names::OBJECTIVE);
-    p99_us.map(|us| Some(Slo { p99_us: us as u32 })).ok_or_else(expected)
+    let expected = || format!("expected p99=25ms, found {text:?}");
+    p99_us.map(|us| Slo { p99_us: us as u32 }).ok_or_else(expected)
 }
 
 /// The kind of work: as its user says, else its owner without the part that is made up for each

@@ -109,7 +109,8 @@ pub struct GpuServiceSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1000))]
     pub args: Vec<String>,
-    /// Variables of its environment, besides `ROOMMATE_MODEL` and `ROOMMATE_MAX_BATCH`.
+    /// Variables of its environment, besides those that `roommate kube front` reads:
+    /// `ROOMMATE_OBJECTIVE`, `ROOMMATE_PORT`, `ROOMMATE_MODEL` and `ROOMMATE_MAX_BATCH`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1000))]
     pub env: Vec<Variable>,
@@ -165,6 +166,8 @@ impl GpuService {
             env: &spec.env,
         };
         let told = [
+            ("ROOMMATE_OBJECTIVE", Some(spec.objective.clone())),
+            ("ROOMMATE_PORT", Some(text(&spec.port))),
             ("ROOMMATE_MODEL", spec.model.clone()),
             ("ROOMMATE_MAX_BATCH", spec.max_batch.map(|v| text(&v))),
         ];

@@ -13,6 +13,8 @@ pub(crate) enum Kube {
     Scheduler(Scheduler),
     /// Take care of a node: put what the scheduler decided into force, and measure
     Agent(Agent),
+    /// Stand in front of a model server in its pod: form batches, and measure every request
+    Front(Front),
     /// Print the definitions of the custom resources, for kubectl apply --server-side -f -
     Crds,
     /// Measure how fast pods are bound on an API server, beside a peer
@@ -135,6 +137,33 @@ pub(crate) struct Agent {
     #[arg(long, default_value = "127.0.0.1:10262", value_name = "ADDRESS")]
     #[arg(value_parser = address)]
     pub(crate) listen: Address,
+}
+
+/// Flags of `roommate kube front`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Front {
+    /// Address at which requests are taken; `$ROOMMATE_PORT` of all addresses, or else 8000
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// The latency that has to be kept, p99=25ms; `$ROOMMATE_OBJECTIVE` unless given
+    #[arg(long, value_name = "OBJECTIVE")]
+    pub(crate) objective: Option<String>,
+    /// Name of the model in requests; `$ROOMMATE_MODEL`, or else the name of the pod
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// Most requests in a batch; `$ROOMMATE_MAX_BATCH`, or else 32
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) max_batch: Option<u32>,
+    /// The command is an HTTP server of its own, which answers at this path once it is ready;
+    /// otherwise it uses the SDK (`roommate.serve`)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) http_health: Option<String>,
+    /// Port of that server, if it does not take it from `PORT`
+    #[arg(long, value_name = "PORT", requires = "http_health")]
+    pub(crate) http_port: Option<u16>,
+    /// The command of the model server
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
 }
 
 /// Flags of `roommate kube bench`.

@@ -1,17 +1,19 @@
 //! `roommate kube`: the commands for Kubernetes.
 
 use crate::cli::Output;
-use crate::cli::kube::{Agent, Bench, Fuzz, Kube, Scheduler};
+use crate::cli::kube::{Agent, Bench, Front, Fuzz, Kube, Scheduler};
 use crate::{ANSWER_NO, console, experiment, table};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use roommate_agent::device::Kind;
 use roommate_agent::process::{THIS_PROGRAM, signal};
+use roommate_agent::protocol::front::{FrontSpec, Objective, ServerSpec};
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
+use roommate_ingress::spec::Spec;
 use roommate_kube::scheduler::{Election, Options};
 use roommate_kube::world::Settings;
-use roommate_kube::{agent, bench, crd, fuzz, scheduler};
+use roommate_kube::{agent, bench, crd, fuzz, request, scheduler};
 use serde_json::Value;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ pub(super) fn run(command: Kube) -> anyhow::Result<ExitCode> {
     match command {
         Kube::Scheduler(args) => schedule(&args),
         Kube::Agent(args) => attend(&args),
+        Kube::Front(args) => stand_in_front(args),
         Kube::Crds => print_crds(),
         Kube::Bench(args) => measure(&args),
         Kube::Fuzz(args) => try_randomly(&args),
@@ -101,6 +104,40 @@ async fn until(wanted: Arc<AtomicBool>) {
     while !wanted.load(Ordering::Relaxed) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Runs the front of a service in its pod. What a flag does not say a variable does, as the
+/// controller of services sets it.
+fn stand_in_front(args: Front) -> anyhow::Result<ExitCode> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let number = |name: &'static str| {
+        let parse =
+            |text: String| text.parse::<u32>().with_context(|| format!("${name}: {text:?}"));
+        variable(name).map(parse).transpose()
+    };
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim().to_string();
+    let Some(text) = args.objective.or_else(|| variable("ROOMMATE_OBJECTIVE")) else {
+        return Err(console::advise("no objective is given", "give --objective p99=25ms"));
+    };
+    let objective = request::objective(&text).map_err(|why| anyhow!("--objective: {why}"))?;
+    let port = u16::try_from(number("ROOMMATE_PORT")?.unwrap_or(8000)).context("$ROOMMATE_PORT")?;
+    let server = match (args.http_health, args.http_port) {
+        (Some(health), port) => ServerSpec::Http { port: port.unwrap_or(0), health },
+        (None, _) => ServerSpec::Sdk {},
+    };
+    let spec = FrontSpec {
+        name: host.clone(),
+        model: args.model.or_else(|| variable("ROOMMATE_MODEL")).unwrap_or(host),
+        listen: args.listen.unwrap_or_else(|| ([0, 0, 0, 0], port).into()),
+        objective: Objective { quantile: 0.99, ms: f64::from(objective.p99_us) / 1e3 },
+        max_batch: args.max_batch.or(number("ROOMMATE_MAX_BATCH")?).unwrap_or(32),
+        fill_ms: None,
+        queue: 1024,
+        server,
+    };
+    let spec = Spec::read(&serde_json::to_string(&spec)?).map_err(anyhow::Error::msg)?;
+    Ok(roommate_ingress::run(spec, &args.command).into())
 }
 
 fn print_crds() -> anyhow::Result<ExitCode> {
