@@ -5,6 +5,7 @@ pub mod assignment;
 pub mod bench;
 pub mod client;
 pub mod constraint;
+pub mod exposition;
 pub mod fuzz;
 pub mod ledger;
 pub mod names;

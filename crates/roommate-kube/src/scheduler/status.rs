@@ -4,7 +4,9 @@
 //! lets forward ports may read names of pods.
 
 use crate::client::Error;
+use crate::exposition::CONTENT_TYPE as EXPOSITION;
 use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -74,7 +76,11 @@ async fn answer(
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
         },
         "/metrics" => match ask(&asks, Ask::Metrics).await {
-            Some(text) => page(StatusCode::OK, text),
+            Some(text) => {
+                let mut page = page(StatusCode::OK, text);
+                page.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(EXPOSITION));
+                page
+            }
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
         },
         "/debug/snapshot" if !peer.ip().is_loopback() => page(

@@ -1,0 +1,288 @@
+"""Roommate's Helm chart on a real API server: what it installs is enough, and no more than that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from testbed import Api, ApiError, ControlPlane, KwokNodes, Object, pod_path
+from testbed.chart import CHART, arguments, helm, rendered, values
+from testbed.roommate import (
+    SLOTS,
+    Scheduler,
+    assignment,
+    bound,
+    delete_all,
+    gpu_pod,
+    why_unschedulable,
+)
+
+EVERYTHING = {
+    "webhook__enabled": True,
+    "webhook__certManager__enabled": True,
+    "metrics__serviceMonitor__enabled": True,
+    "metrics__annotations": True,
+    "dashboard__enabled": True,
+    "agent__runtimeClassName": "nvidia",
+    "scheduler__parameters": {"push": 0.5},
+}
+CLUSTER_WIDE = {
+    "clusterroles": "rbac.authorization.k8s.io/v1",
+    "clusterrolebindings": "rbac.authorization.k8s.io/v1",
+    "validatingadmissionpolicies": "admissionregistration.k8s.io/v1",
+    "validatingadmissionpolicybindings": "admissionregistration.k8s.io/v1",
+    "mutatingwebhookconfigurations": "admissionregistration.k8s.io/v1",
+}
+
+
+@pytest.fixture(scope="module")
+def installed(plane: ControlPlane) -> Iterator[str]:
+    """The namespace of an installed chart, without a pod of its own: no image exists here."""
+    space = plane.namespace()
+    given = values(scheduler__replicas=0, webhook__enabled=True, webhook__failurePolicy="Ignore")
+    done = helm(plane, "install", "roommate", CHART, "-n", space, *given)
+    assert done.returncode == 0, done.stderr
+    yield space
+    done = helm(plane, "uninstall", "roommate", "-n", space)
+    assert done.returncode == 0, done.stderr
+    for kind, version in CLUSTER_WIDE.items():
+        left = plane.api.get(f"/apis/{version}/{kind}", labelSelector="app.kubernetes.io/instance=roommate")
+        assert not left["items"], f"{kind} stay"
+
+
+@pytest.fixture(scope="module")
+def nodes(kwok: KwokNodes) -> Iterator[list[str]]:
+    names = kwok.add(2, prefix="chart", gpus=SLOTS, labels={"roommate.dev/slots": str(SLOTS)})
+    kwok.until_ready(names)
+    yield names
+    kwok.remove(names)
+
+
+@pytest.fixture(scope="module")
+def one(plane: ControlPlane, installed: str, nodes: list[str]) -> Iterator[Scheduler]:
+    """The scheduler, as the Deployment of the chart starts it and with its service account."""
+    path = f"/apis/apps/v1/namespaces/{installed}/deployments/roommate-scheduler"
+    words = arguments(plane.api.get(path))
+    assert words[:2] == ["kube", "scheduler"]
+    words = [word for word in words[2:] if not word.startswith(("--listen", "--max-tenants"))]
+    scheduler = Scheduler(plane, "chart-scheduler", *words, account=f"{installed}/roommate-scheduler")
+    scheduler.until_ready()
+    yield scheduler
+    scheduler.stop()
+
+
+@pytest.fixture
+def space(plane: ControlPlane, namespace: str) -> Iterator[str]:
+    yield namespace
+    delete_all(plane, namespace)
+
+
+def api_of(plane: ControlPlane, account: str) -> Api:
+    return plane.api_of(plane.token(account))
+
+
+def until_bound(plane: ControlPlane, space: str, n: int) -> list[Object]:
+    path = f"/api/v1/namespaces/{space}/pods"
+    plane.api.until(path, lambda found: sum("nodeName" in p["spec"] for p in found["items"]) >= n, 20.0)
+    return bound(plane, space)
+
+
+def refused(what: Callable[[], Any]) -> str:
+    with pytest.raises(ApiError) as caught:
+        what()
+    assert caught.value.status in (403, 422), caught.value
+    return caught.value.message
+
+
+def test_the_chart_has_no_faults(plane: ControlPlane) -> None:
+    for given in ({}, EVERYTHING):
+        done = helm(plane, "lint", "--strict", CHART, *values(**given))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_all_values_render_to_objects_that_fit_each_other(plane: ControlPlane) -> None:
+    objects = rendered(plane, "gpu", **EVERYTHING)
+    kinds = {o["kind"] for o in objects}
+    assert {"DaemonSet", "MutatingWebhookConfiguration", "ServiceMonitor", "Certificate"} <= kinds
+    accounts = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"}
+    services = [o for o in objects if o["kind"] == "Service"]
+    workloads = [o for o in objects if o["kind"] in ("Deployment", "DaemonSet")]
+    assert len(workloads) == len(services) == 3
+    for workload in workloads:
+        pod = workload["spec"]["template"]
+        assert pod["spec"]["serviceAccountName"] in accounts
+        labels = pod["metadata"]["labels"]
+        fits = [s for s in services if s["spec"]["selector"].items() <= labels.items()]
+        assert len(fits) == 1, "each part has one Service"
+        (port,) = fits[0]["spec"]["ports"]
+        (container,) = pod["spec"]["containers"]
+        assert port["targetPort"] in [p["name"] for p in container["ports"]]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        is_agent = workload["kind"] == "DaemonSet"
+        assert container["securityContext"].get("runAsNonRoot") is (None if is_agent else True)
+        assert pod["spec"].get("hostPID") is (True if is_agent else None)
+        assert "hostNetwork" not in pod["spec"]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"scheduler__replica": 2}, "additional properties 'replica' not allowed"),
+        ({"agent__device": "gpu"}, "agent.device"),
+        ({"leaderElection__enabled": False}, "two schedulers would bind the same pods"),
+        ({"scheduler__serviceAccount__create": False}, "scheduler.serviceAccount.name is needed"),
+    ],
+)
+def test_wrong_values_are_refused(plane: ControlPlane, given: dict[str, Any], why: str) -> None:
+    done = helm(plane, "template", "roommate", CHART, *values(**given))
+    assert done.returncode != 0
+    assert why.replace("'", "") in done.stderr.replace("'", "").replace("/", "."), done.stderr
+
+
+def test_an_upgrade_changes_what_its_values_say(plane: ControlPlane) -> None:
+    space = plane.namespace()
+    own = {"fullnameOverride": "second", "scheduler__replicas": 0, "agent__enabled": False}
+    done = helm(plane, "install", "second", CHART, "-n", space, *values(**own))
+    assert done.returncode == 0, done.stderr
+    try:
+        done = helm(plane, "upgrade", "second", CHART, "-n", space, *values(**own, schedulerName="other"))
+        assert done.returncode == 0, done.stderr
+        found = plane.api.get(f"/apis/apps/v1/namespaces/{space}/deployments/second-scheduler")
+        assert "--name=other" in arguments(found)
+    finally:
+        helm(plane, "uninstall", "second", "-n", space)
+
+
+def test_its_service_account_is_enough_for_the_scheduler(
+    plane: ControlPlane, installed: str, one: Scheduler, space: str
+) -> None:
+    # It was elected, ...
+    lease = plane.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{installed}/leases/roommate-scheduler")
+    assert lease["spec"]["holderIdentity"] and one.leads()
+    # ... binds a gang, and tells a pod that it was bound, ...
+    for n in range(2):
+        gpu_pod(
+            plane, space, f"gang-{n}", labels={"scheduling.x-k8s.io/pod-group": "gang"},
+            annotations={"roommate.dev/pod-group-size": "2", "roommate.dev/gpu-share": "100"},
+        )  # fmt: skip
+    found = until_bound(plane, space, 2)
+    assert all(assignment(pod) for pod in found)
+    path = f"/apis/events.k8s.io/v1/namespaces/{space}/events"
+    plane.api.until(path, lambda all: sum(e["reason"] == "Scheduled" for e in all["items"]) == 2)
+    # ... explains why another waits, ...
+    waits = gpu_pod(plane, space, "waits", annotations={"roommate.dev/gpu-share": "100"})
+    told = plane.api.until(pod_path(waits), lambda p: why_unschedulable(p) is not None)
+    assert why_unschedulable(told)
+    # ... changes the assignment of a pod that runs, ...
+    limited = {"metadata": {"annotations": {"roommate.dev/gpu-limit": "70"}}}
+    for pod in found:
+        plane.api.patch(pod_path(pod), limited)
+    for pod in found:
+        plane.api.until(
+            pod_path(pod),
+            lambda p: (assignment(p) or {}).get("knobs", {}).get("sm_most_permille") == 700,
+        )
+    # ... and evicts what is left of a gang that is not whole any more.
+    plane.api.delete(pod_path(found[0]), gracePeriodSeconds=0)
+    plane.api.until_gone(pod_path(found[1]))
+    events = plane.api.until(path, lambda all: any(e["reason"] == "Preempted" for e in all["items"]))
+    (evicted,) = [e for e in events["items"] if e["reason"] == "Preempted"]
+    assert evicted["regarding"]["name"] == found[1]["metadata"]["name"]
+    until_bound(plane, space, 1)
+    assert "orbidden" not in one.log(), one.log()
+
+
+@pytest.mark.parametrize("part", ["scheduler", "agent", "webhook"])
+def test_no_service_account_may_do_more(plane: ControlPlane, installed: str, space: str, part: str) -> None:
+    api = api_of(plane, f"{installed}/roommate-{part}")
+    for path in (
+        "/api/v1/secrets",
+        f"/api/v1/namespaces/{installed}/secrets",
+        "/api/v1/configmaps",
+        f"/api/v1/namespaces/{space}/serviceaccounts",
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    ):
+        assert "cannot" in refused(lambda path=path: api.get(path))
+    pod = {"metadata": {"name": "own"}, "spec": {"containers": [{"name": "x", "image": "any"}]}}
+    refused(lambda: api.post(f"/api/v1/namespaces/{space}/pods", pod))
+    made = gpu_pod(plane, space, "victim")
+    refused(lambda: api.delete(pod_path(made)))
+    refused(lambda: api.post(f"{pod_path(made)}/exec", {}))
+    lease = {"metadata": {"name": "kube-scheduler"}, "spec": {"holderIdentity": "me"}}
+    refused(lambda: api.post("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", lease))
+    if part != "scheduler":
+        refused(lambda: api.bind(made, "anywhere"))
+        eviction = {"metadata": {"name": "victim", "namespace": space}}
+        refused(lambda: api.post(f"{pod_path(made)}/eviction", eviction))
+
+
+def until_admission_works(api: Api, pod: Object) -> None:
+    """The API server takes new admission policies a moment later."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            api.patch(pod_path(pod), {"metadata": {"annotations": {"other.example.com/x": str(time.time())}}})
+        except ApiError as error:
+            assert error.status == 422, error
+            return
+        assert time.monotonic() < end, "the admission policy has no effect"
+        time.sleep(0.2)
+
+
+def test_the_scheduler_changes_nothing_of_pods_but_our_annotations(
+    plane: ControlPlane, installed: str, space: str
+) -> None:
+    api = api_of(plane, f"{installed}/roommate-scheduler")
+    pod = plane.pod(
+        space, "a", {"schedulerName": "nobody", "containers": [{"name": "x", "image": "good"}]},
+        labels={"app": "a"}, annotations={"theirs": "1"},
+    )  # fmt: skip
+    until_admission_works(api, pod)
+    for change in (
+        {"metadata": {"labels": {"app": "b"}}},
+        {"metadata": {"annotations": {"theirs": None}}},
+        {"metadata": {"finalizers": ["roommate.dev/stay"]}},
+        {"spec": {"containers": [{"name": "x", "image": "evil"}]}},
+    ):
+        kind = "strategic" if "spec" in change else "merge"
+        message = refused(lambda change=change, kind=kind: api.patch(pod_path(pod), change, kind))
+        assert "may" in message, message
+    ours = {"roommate.dev/assignment": "x", "roommate.dev/other": "y"}
+    now = api.patch(pod_path(pod), {"metadata": {"annotations": ours}})
+    assert now["metadata"]["annotations"] == {"theirs": "1", **ours}
+
+
+def test_an_agent_changes_its_own_node_and_the_pods_there_only(
+    plane: ControlPlane, installed: str, nodes: list[str], space: str
+) -> None:
+    here, there = nodes
+    plane.pod(installed, "agent-here", {
+        "nodeName": here, "serviceAccountName": "roommate-agent",
+        "containers": [{"name": "x", "image": "any"}],
+    })  # fmt: skip
+    uid = plane.api.get(f"/api/v1/namespaces/{installed}/pods/agent-here")["metadata"]["uid"]
+    asked = {
+        "spec": {"boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "agent-here", "uid": uid}}
+    }
+    path = f"/api/v1/namespaces/{installed}/serviceaccounts/roommate-agent/token"
+    api = plane.api_of(plane.api.post(path, asked)["status"]["token"])
+    spec = {"containers": [{"name": "x", "image": "any"}]}
+    mine = plane.pod(space, "mine", {**spec, "nodeName": here})
+    other = plane.pod(space, "other", {**spec, "nodeName": there})
+    until_admission_works(api, mine)
+    ours = {"metadata": {"annotations": {"roommate.dev/applied": "x"}, "labels": {"roommate.dev/x": "y"}}}
+    assert api.patch(pod_path(mine), ours)["metadata"]["annotations"]["roommate.dev/applied"] == "x"
+    assert "its own node" in refused(lambda: api.patch(pod_path(other), ours))
+    assert api.patch(f"/api/v1/nodes/{here}", ours)["metadata"]["labels"]["roommate.dev/x"] == "y"
+    assert "its own node" in refused(lambda: api.patch(f"/api/v1/nodes/{there}", ours))
+    for change in ({"spec": {"unschedulable": True}}, {"metadata": {"labels": {"pool": "mine"}}}):
+        refused(lambda change=change: api.patch(f"/api/v1/nodes/{here}", change))
+    # A token that was not made for a pod names no node.
+    unbound = api_of(plane, f"{installed}/roommate-agent")
+    assert "its own node" in refused(lambda: unbound.patch(pod_path(mine), ours | {}))
+    plane.api.patch(f"/api/v1/nodes/{here}", {"metadata": {"annotations": {"roommate.dev/applied": None},
+                                                          "labels": {"roommate.dev/x": None}}})  # fmt: skip

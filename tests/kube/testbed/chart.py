@@ -1,0 +1,56 @@
+"""Roommate's Helm chart in a testbed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from .api import Object
+from .plane import ControlPlane
+from .programs import ROOT
+
+CHART = ROOT / "packaging/helm/roommate"
+
+
+def helm(plane: ControlPlane, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs Helm as the administrator; what it keeps is in the folder of the testbed."""
+    own = plane.folder / "helm"
+    env = {
+        "HELM_CACHE_HOME": own / "cache",
+        "HELM_CONFIG_HOME": own / "config",
+        "HELM_DATA_HOME": own / "data",
+    }
+    command = [plane.bin / "helm", *words]
+    return subprocess.run(
+        command, env={"KUBECONFIG": str(plane.kubeconfig()), **{k: str(v) for k, v in env.items()}},
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def values(**given: Any) -> list[str]:
+    """Flags for values: `agent__enabled=False` is agent.enabled."""
+    flags = []
+    for name, value in given.items():
+        flags += ["--set-json", f"{name.replace('__', '.')}={json.dumps(value)}"]
+    return flags
+
+
+def rendered(plane: ControlPlane, namespace: str, **given: Any) -> list[Object]:
+    """The objects of the chart."""
+    done = helm(plane, "template", "roommate", CHART, "-n", namespace, *values(**given))
+    assert done.returncode == 0, done.stderr
+    parts = [part for part in done.stdout.split("\n---\n") if "kind:" in part]
+    # Helm speaks YAML, kubectl translates.
+    objects = []
+    for part in parts:
+        words = ["create", "--dry-run=client", "--validate=false", "-o", "json", "-f", "-"]
+        objects.append(json.loads(plane.kubectl(*words, stdin=part)))
+    return objects
+
+
+def arguments(deployment: Object) -> list[str]:
+    """The words with which the container of a Deployment or DaemonSet starts the program."""
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return list(container["args"])
