@@ -220,6 +220,42 @@ def test_no_service_account_may_do_more(plane: ControlPlane, installed: str, spa
         refused(lambda: api.post(f"{pod_path(made)}/eviction", eviction))
 
 
+def test_the_scheduler_makes_only_what_our_resources_own(
+    plane: ControlPlane, installed: str, space: str
+) -> None:
+    api = api_of(plane, f"{installed}/roommate-scheduler")
+    path = f"/api/v1/namespaces/{space}/services"
+    own = {
+        "apiVersion": "roommate.dev/v1alpha1",
+        "kind": "GpuService",
+        "name": "a",
+        "uid": "u",
+        "controller": True,
+    }
+    theirs = own | {"apiVersion": "apps/v1"}
+
+    def service(name: str, *owners: Object) -> Object:
+        return {
+            "metadata": {"name": name, "ownerReferences": list(owners)},
+            "spec": {"ports": [{"port": 80}], "selector": {"app": "a"}},
+        }
+
+    def is_refused() -> bool:
+        try:
+            api.post(path, service("bare"))
+        except ApiError as error:
+            return "owns only" in error.message
+        plane.api.delete(f"{path}/bare")
+        return False
+
+    plane.programs.until("kube-apiserver", "applies the admission policy", is_refused)
+    assert "owns only" in refused(lambda: api.post(path, service("theirs", theirs)))
+    plane.api.post(path, service("somebodys"))
+    taken = {"metadata": {"ownerReferences": [own]}}
+    assert "owns only" in refused(lambda: api.patch(f"{path}/somebodys", taken))
+    api.post(path, service("ours", own))
+
+
 def until_admission_works(api: Api, pod: Object) -> None:
     """The API server takes new admission policies a moment later."""
     end = time.monotonic() + 30

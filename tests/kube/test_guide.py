@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from testbed import ControlPlane, KwokNodes, Object
+from testbed.chart import CHART
 from testbed.programs import ROOT
 from testbed.roommate import SLOTS, Scheduler, assignment, bound, delete_all
 
@@ -107,6 +108,17 @@ def test_a_service_is_placed_and_has_its_objective_in_the_metrics(
     lines = (one.page("/metrics") or "").splitlines()
     (line,) = [x for x in lines if x.startswith("roommate_pod_objective_seconds{") and f'pod="{name}"' in x]
     assert line.endswith(" 0.025"), line
+
+
+@pytest.mark.parametrize("heading", ["Jobs and services in a few lines", "Queues"])
+def test_custom_resources_of_the_guide_are_valid(plane: ControlPlane, space: str, heading: str) -> None:
+    for path in sorted((CHART / "crds").glob("*.yaml")):
+        plane.kubectl("apply", "--server-side", "-f", str(path))
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    (text,) = blocks(heading, "yaml")
+    words = ["-n", space, "--dry-run=server", "--validate=strict", "-f", "-"]
+    said = plane.kubectl("create", *words, stdin=text)
+    assert said.count("created (server dry run)") == text.count("kind:"), said
 
 
 def test_the_messages_of_the_guide_are_those_of_the_scheduler() -> None:
