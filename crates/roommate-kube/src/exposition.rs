@@ -152,7 +152,8 @@ pub(crate) mod tests {
                 _ => &[""],
             };
             assert!(allowed.contains(&suffix), "{line} is not of {}", now.0);
-            let same: String = labels.iter().filter(|l| l.0 != "le").map(|l| l.1.as_str()).collect();
+            let same: String =
+                labels.iter().filter(|l| l.0 != "le").map(|l| l.1.as_str()).collect();
             let key = format!("{} {same}", now.0);
             match suffix {
                 "_bucket" => {
@@ -209,7 +210,8 @@ pub(crate) mod tests {
         let text = page.text();
         assert_eq!(text.lines().last(), Some(r#"roommate_x{node="a\"b\\c\nd",gpu="0"} 1.5"#));
         assert_eq!(checked(&text).len(), 1);
-        let labels = text.lines().last().and_then(|l| Some(l.split_once('{')?.1.rsplit_once(' ')?.0));
+        let labels =
+            text.lines().last().and_then(|l| Some(l.split_once('{')?.1.rsplit_once(' ')?.0));
         let pairs = parsed(labels.unwrap());
         assert_eq!(pairs, [("node".into(), odd.into()), ("gpu".into(), "0".into())]);
     }

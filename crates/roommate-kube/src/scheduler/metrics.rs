@@ -5,8 +5,7 @@ use crate::exposition::{Histogram, Page};
 use crate::world::{Figures, NodeFigures, Pending, QueueFigures, TenantFigures, World};
 
 /// Upper bounds of the classes of what a scheduler does, in seconds.
-const WORK_S: &[f64] =
-    &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
+const WORK_S: &[f64] = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// The same of waiting for GPUs.
 const WAIT_S: &[f64] = &[
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0,
@@ -19,6 +18,9 @@ const MOST_PODS: usize = 10_000;
 /// Most queues with samples.
 const MOST_QUEUES: usize = 200;
 const MIB: f64 = 1024.0 * 1024.0;
+
+/// A metric of something: name, help, value.
+type Metric<T, V = f64> = (&'static str, &'static str, fn(&T) -> V);
 
 /// What the scheduler counts besides the world.
 #[derive(Clone, Debug)]
@@ -185,8 +187,7 @@ fn pending(page: &mut Page, figures: &Figures) {
         let rest = figures.queues.values().skip(MOST_QUEUES);
         queues.push(("(others)", rest.fold(QueueFigures::default(), add)));
     }
-    type Figure = fn(&QueueFigures) -> f64;
-    let each: [(&str, &str, Figure); 3] = [
+    let each: [Metric<QueueFigures>; 3] = [
         ("roommate_queue_pending_pods", "Pods of a queue that wait.", |q| q.pending as f64),
         ("roommate_queue_placed_pods", "Pods of a queue on GPUs.", |q| q.placed as f64),
         (
@@ -204,16 +205,13 @@ fn pending(page: &mut Page, figures: &Figures) {
 }
 
 fn nodes(page: &mut Page, nodes: &[NodeFigures]) {
-    type Figure = fn(&NodeFigures) -> f64;
-    let each: [(&str, &str, Figure); 6] = [
+    let each: [Metric<NodeFigures>; 6] = [
         ("roommate_node_gpus", "GPUs of a node; 0 while it is not ready.", |n| n.gpus.into()),
         ("roommate_node_gpus_in_use", "GPUs of a node with a pod.", |n| n.in_use as f64),
         ("roommate_node_gpus_shared", "GPUs of a node with several pods.", |n| n.shared as f64),
-        (
-            "roommate_node_promised_gpus",
-            "What is promised to the pods of a node, in GPUs.",
-            |n| n.promised_gpus,
-        ),
+        ("roommate_node_promised_gpus", "What is promised to the pods of a node, in GPUs.", |n| {
+            n.promised_gpus
+        }),
         ("roommate_node_gpu_memory_bytes", "Memory of all GPUs of a node.", |n| {
             n.mem_mib as f64 * MIB
         }),
@@ -236,19 +234,16 @@ fn nodes(page: &mut Page, nodes: &[NodeFigures]) {
 
 /// What pods have of each of their GPUs.
 fn gpus_of_pods(page: &mut Page, tenants: &[TenantFigures]) {
-    type Figure = fn(&TenantFigures) -> f64;
-    let each: [(&str, &str, Figure); 3] = [
+    let each: [Metric<TenantFigures>; 3] = [
         (
             "roommate_pod_gpu_share_ratio",
             "Promised part of a GPU; 0 = what others leave idle.",
             |t| t.share,
         ),
         ("roommate_pod_gpu_limit_ratio", "The most of a GPU that a pod may use.", |t| t.limit),
-        (
-            "roommate_pod_gpu_memory_promised_bytes",
-            "Promised memory of a GPU; 0 = none.",
-            |t| f64::from(t.mem_mib) * MIB,
-        ),
+        ("roommate_pod_gpu_memory_promised_bytes", "Promised memory of a GPU; 0 = none.", |t| {
+            f64::from(t.mem_mib) * MIB
+        }),
     ];
     for (name, help, figure) in each {
         let mut all = page.gauge(name, help);
@@ -267,13 +262,10 @@ fn gpus_of_pods(page: &mut Page, tenants: &[TenantFigures]) {
 
 /// How fast pods run, where that was measured or promised.
 fn speeds_of_pods(page: &mut Page, tenants: &[TenantFigures]) {
-    type Figure = fn(&TenantFigures) -> Option<f64>;
-    let each: [(&str, &str, Figure); 7] = [
-        (
-            "roommate_pod_suspended",
-            "Whether a pod stands still, its memory on the host.",
-            |t| Some(f64::from(u8::from(t.suspended))),
-        ),
+    let each: [Metric<TenantFigures, Option<f64>>; 7] = [
+        ("roommate_pod_suspended", "Whether a pod stands still, its memory on the host.", |t| {
+            Some(f64::from(u8::from(t.suspended)))
+        }),
         ("roommate_pod_step_seconds", "Seconds of a step of a pod, as measured.", |t| t.step_s),
         (
             "roommate_pod_slowdown_ratio",
@@ -295,11 +287,7 @@ fn speeds_of_pods(page: &mut Page, tenants: &[TenantFigures]) {
             "The 99th percentile of latency of a service, as measured.",
             |t| t.p99_s,
         ),
-        (
-            "roommate_pod_requests_per_second",
-            "Requests to a service, as measured.",
-            |t| t.load_rps,
-        ),
+        ("roommate_pod_requests_per_second", "Requests to a service, as measured.", |t| t.load_rps),
     ];
     for (name, help, figure) in each {
         let mut all = page.gauge(name, help);
@@ -319,7 +307,7 @@ fn labels(tenant: &TenantFigures) -> [(&str, &str); 3] {
 mod tests {
     use super::*;
     use crate::exposition::tests::checked;
-    use crate::world::{Answer, Settings};
+    use crate::world::Settings;
     use roommate_core::time::Time;
     use serde_json::{Value, json};
     use std::collections::BTreeSet;
@@ -337,7 +325,7 @@ mod tests {
 
     /// A world with a GPU, a service and a training job on it, and a pod that waits.
     fn world() -> World {
-        let mut world = World::new(Settings::of("gslice-like")).unwrap();
+        let mut world = World::new(Settings::of("roommate")).unwrap();
         let node = json!({
             "metadata": {"name": "n1", "labels": {
                 "roommate.dev/slots": "4", "nvidia.com/gpu.product": "NVIDIA-H200",
@@ -349,31 +337,34 @@ mod tests {
         let service = json!({
             "roommate.dev/class": "service", "roommate.dev/objective": "p99=25ms",
             "roommate.dev/gpu-share": "40", "roommate.dev/gpu-mem": "8000"});
-        let train = json!({
-            "roommate.dev/class": "guaranteed", "roommate.dev/gpu-share": "60",
-            "roommate.dev/gpu-mem": "20000"});
-        let mut pods = vec![pod("serve", &service), pod("train", &train)];
+        let train = json!({"roommate.dev/class": "guaranteed", "roommate.dev/gpu-share": "60"});
+        let placed = |name: &str, annotations: &Value, knobs: Value, sample: Value| {
+            let mut placed = pod(name, annotations);
+            placed["spec"]["nodeName"] = "n1".into();
+            placed["status"]["phase"] = "Running".into();
+            let assignment = json!({"gpus": [0], "knobs": knobs, "term": 1, "decision": 1});
+            let annotations = &mut placed["metadata"]["annotations"];
+            annotations["roommate.dev/assignment"] = assignment.to_string().into();
+            annotations["roommate.dev/measured"] = sample.to_string().into();
+            placed
+        };
         let mut waits = pod("waits", &json!({"roommate.dev/gpu-share": "100"}));
         waits["spec"]["nodeSelector"] = json!({"zone": "nowhere"});
-        pods.push(waits);
-        pods.iter().for_each(|p| world.pod(serde_json::from_value(p.clone()).unwrap()));
-        // A part of the journal is begun a moment after the first node.
-        let writes = [1_000, 500_000].map(|at| world.step(Time(at))).concat();
-        for write in writes {
-            world.answer(&write, Answer::Done);
-            if let crate::world::Write::Bind { pod, node, assignment } = write {
-                let bound = pods.iter_mut().find(|p| p["metadata"]["uid"] == pod.uid).unwrap();
-                bound["spec"]["nodeName"] = node.into();
-                bound["status"]["phase"] = "Running".into();
-                bound["metadata"]["annotations"]["roommate.dev/assignment"] = assignment.into();
-                let sample = json!({"step_s": 0.25, "p99_us": 12_000, "load_rps": 80.0});
-                bound["metadata"]["annotations"]["roommate.dev/measured"] =
-                    sample.to_string().into();
-                world.pod(serde_json::from_value(bound.clone()).unwrap());
-            }
+        for pod in [
+            placed(
+                "serve",
+                &service,
+                json!({"sm_permille": 400, "mem_mib": 8000}),
+                json!({"p99_us": 12_000, "load_rps": 80.0}),
+            ),
+            placed("train", &train, json!({"sm_permille": 600}), json!({"step_s": 0.25})),
+            waits,
+        ] {
+            world.pod(serde_json::from_value(pod).unwrap());
         }
-        // Pods are told why they wait once that is worth a write.
-        for at in [1_000_000, 2_000_000] {
+        // A part of the journal is begun a moment after the first node, and pods are told why they
+        // wait a moment after that.
+        for at in [1_000, 500_000, 1_000_000] {
             world.step(Time(at));
         }
         world
@@ -407,9 +398,8 @@ mod tests {
 
     #[test]
     fn samples_are_bounded_and_what_is_left_out_is_counted() {
-        let queues = (0..MOST_QUEUES + 3).map(|n| {
-            (format!("q{n:04}"), QueueFigures { pending: 2, ..QueueFigures::default() })
-        });
+        let queues = (0..MOST_QUEUES + 3)
+            .map(|n| (format!("q{n:04}"), QueueFigures { pending: 2, ..QueueFigures::default() }));
         let figures = Figures { queues: queues.collect(), ..Figures::default() };
         let mut page = Page::default();
         pending(&mut page, &figures);
@@ -426,11 +416,13 @@ mod tests {
             all.add(Duration::from_millis(3));
         }
         let exported = checked(&metrics.page(Some(&world()), 7));
-        // The world of this test has no length of a step alone, hence no slowdown.
+        // Some have no sample in this world: without the length of a step alone, no slowdown is known.
         let described = metrics.page(Some(&world()), 7);
         let heads = described.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next());
-        let exported: BTreeSet<String> = exported.into_iter().chain(heads.map(String::from)).collect();
-        let dashboard = include_str!("../../../../packaging/helm/roommate/dashboards/roommate.json");
+        let exported: BTreeSet<String> =
+            exported.into_iter().chain(heads.map(String::from)).collect();
+        let dashboard =
+            include_str!("../../../../packaging/helm/roommate/dashboards/roommate.json");
         let dashboard: Value = serde_json::from_str(dashboard).unwrap();
         let mut expressions = Vec::new();
         find_expressions(&dashboard, &mut expressions);

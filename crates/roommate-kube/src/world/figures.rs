@@ -5,6 +5,8 @@ use crate::names;
 use crate::request::USUAL_QUEUE;
 use crate::world::{Known, World};
 use roommate_core::event::Sample;
+use roommate_core::job::Phase;
+use roommate_core::number::Number;
 use std::collections::BTreeMap;
 
 /// Why pods are not on a node; kube-scheduler tells the same apart.
@@ -117,7 +119,9 @@ impl World {
     /// What the cluster is like now.
     pub fn figures(&self) -> Figures {
         let mut figures = Figures { nodes: self.node_figures(), ..Figures::default() };
-        for known in self.pods.values() {
+        let mut all: Vec<&Known> = self.pods.values().collect();
+        all.sort_unstable_by_key(|known| (known.pod.namespace(), known.pod.name()));
+        for known in all {
             let Some(request) = &known.request else { continue };
             let queue = known.pod.label(names::QUEUE).unwrap_or(USUAL_QUEUE);
             if known.holds()
@@ -133,7 +137,6 @@ impl World {
                 figures.queues.entry(queue.into()).or_default().pending += 1;
             }
         }
-        figures.tenants.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
         figures
     }
 
@@ -159,9 +162,10 @@ impl World {
 
     fn why_pending(&self, known: &Known, is_refused: bool) -> Pending {
         let work = known.work.and_then(|w| self.works.get(w as usize)?.as_ref());
+        let is_rejected = known.work.and_then(|w| self.phase(w)) == Some(Phase::Done);
         match work {
             _ if known.is_gated() => Pending::Gated,
-            _ if is_refused => Pending::Unschedulable,
+            _ if is_refused || is_rejected => Pending::Unschedulable,
             Some(work) if work.not_before > self.now => Pending::Backoff,
             Some(work) if work.explained.is_some() => Pending::Unschedulable,
             _ => Pending::Active,
@@ -187,7 +191,7 @@ impl World {
             suspended: now.suspended,
             step_s,
             slowdown: step_s.zip(self.step_alone_s(known)).map(|(now, alone)| now / alone),
-            most_slowdown: request.and_then(|r| r.max_slowdown).map(|n| n.get()),
+            most_slowdown: request.and_then(|r| r.max_slowdown).map(Number::get),
             objective_s: request.and_then(|r| r.slo).map(|slo| f64::from(slo.p99_us) / 1e6),
             p99_s: sample.and_then(|s| positive(f64::from(s.p99_us) / 1e6)),
             load_rps: sample.and_then(|s| positive(f64::from(s.load_rps.get()))),
