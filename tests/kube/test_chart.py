@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from testbed import Api, ApiError, ControlPlane, KwokNodes, Object, pod_path
 from testbed.chart import CHART, arguments, helm, rendered, values
 from testbed.roommate import (
+    PROGRAM,
     SLOTS,
     Scheduler,
     assignment,
@@ -128,6 +131,25 @@ def test_all_values_render_to_objects_that_fit_each_other(plane: ControlPlane) -
         assert "hostNetwork" not in pod["spec"]
 
 
+@pytest.mark.parametrize("part", ["scheduler", "agent", "webhook"])
+def test_the_program_takes_the_flags_of_the_chart(plane: ControlPlane, part: str) -> None:
+    given = EVERYTHING | {"agent__devices": 2}
+    flags = set()
+    for more in ({}, {"leaderElection__enabled": False, "scheduler__replicas": 1},
+                 {"webhook__certManager__enabled": False}):  # fmt: skip
+        workloads = [
+            o for o in rendered(plane, "gpu", **given | more) if o["kind"] in ("Deployment", "DaemonSet")
+        ]
+        (workload,) = [w for w in workloads if w["metadata"]["name"] == f"roommate-{part}"]
+        words = arguments(workload)
+        assert words[:2] == ["kube", part]
+        flags |= {word.split("=")[0] for word in words[2:]}
+    done = subprocess.run([PROGRAM, "kube", part, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    known = set(re.findall(r"--[a-z-]+", done.stdout))
+    assert flags <= known, f"not known: {flags - known}"
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -194,6 +216,18 @@ def test_its_service_account_is_enough_for_the_scheduler(
     assert evicted["regarding"]["name"] == found[1]["metadata"]["name"]
     until_bound(plane, space, 1)
     assert "orbidden" not in one.log(), one.log()
+
+
+def test_its_service_account_is_enough_for_the_webhook(plane: ControlPlane, installed: str) -> None:
+    path = f"/apis/apps/v1/namespaces/{installed}/deployments/roommate-webhook"
+    words = [word for word in arguments(plane.api.get(path)) if not word.startswith("--listen")]
+    own = ["--kubeconfig", plane.kubeconfig(f"{installed}/roommate-webhook"), "--listen", "127.0.0.1:0"]
+    plane.programs.start("chart-webhook", [PROGRAM, *words, *own])
+    try:
+        path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/roommate-webhook"
+        plane.api.until(path, lambda found: found["webhooks"][0]["clientConfig"].get("caBundle"))
+    finally:
+        plane.programs.stop("chart-webhook")
 
 
 @pytest.mark.parametrize("part", ["scheduler", "agent", "webhook"])
