@@ -196,7 +196,7 @@ def test_its_service_account_is_enough_for_the_scheduler(
     path = f"/apis/events.k8s.io/v1/namespaces/{space}/events"
     plane.api.until(path, lambda all: sum(e["reason"] == "Scheduled" for e in all["items"]) == 2)
     # ... explains why another waits, ...
-    waits = gpu_pod(plane, space, "waits", annotations={"roommate.dev/gpu-share": "100"})
+    waits = gpu_pod(plane, space, "waits", nodeSelector={"zone": "nowhere"})
     told = plane.api.until(pod_path(waits), lambda p: why_unschedulable(p) is not None)
     assert why_unschedulable(told)
     # ... changes the assignment of a pod that runs, ...
@@ -214,8 +214,38 @@ def test_its_service_account_is_enough_for_the_scheduler(
     events = plane.api.until(path, lambda all: any(e["reason"] == "Preempted" for e in all["items"]))
     (evicted,) = [e for e in events["items"] if e["reason"] == "Preempted"]
     assert evicted["regarding"]["name"] == found[1]["metadata"]["name"]
-    until_bound(plane, space, 1)
     assert "orbidden" not in one.log(), one.log()
+
+
+def test_its_service_account_is_enough_for_custom_resources(
+    plane: ControlPlane, one: Scheduler, space: str
+) -> None:
+    group = "/apis/roommate.dev/v1alpha1"
+    names = {"queue": f"team-{space}", "job": "train", "service": "serve"}
+    base = {"apiVersion": "roommate.dev/v1alpha1"}
+    queue = base | {"kind": "Queue", "metadata": {"name": names["queue"]}, "spec": {"quota": 2}}
+    job = {"image": "any", "queue": names["queue"], "sharePercent": 50}
+    service = {"image": "any", "objective": "p99=25ms"}
+    plane.api.post(f"{group}/queues", queue)
+    for kind, spec in (("Job", job), ("Service", service)):
+        body = base | {"kind": f"Gpu{kind}", "metadata": {"name": names[kind.lower()]}, "spec": spec}
+        plane.api.post(f"{group}/namespaces/{space}/gpu{kind.lower()}s", body)
+    try:
+        until_bound(plane, space, 2)
+        for path in (
+            f"{group}/queues/{names['queue']}",
+            f"{group}/namespaces/{space}/gpujobs/train",
+            f"{group}/namespaces/{space}/gpuservices/serve",
+        ):
+            plane.api.until(path, lambda found: found.get("status", {}).get("conditions"))
+        plane.api.get(f"/apis/batch/v1/namespaces/{space}/jobs/train")
+        plane.api.get(f"/apis/apps/v1/namespaces/{space}/deployments/serve")
+        plane.api.get(f"/api/v1/namespaces/{space}/services/serve")
+        assert "orbidden" not in one.log(), one.log()
+    finally:
+        plane.api.delete(f"{group}/queues/{names['queue']}")
+        for kind in ("job", "service"):
+            plane.api.delete(f"{group}/namespaces/{space}/gpu{kind}s/{names[kind]}")
 
 
 def test_its_service_account_is_enough_for_the_webhook(plane: ControlPlane, installed: str) -> None:

@@ -114,7 +114,7 @@ def test_a_service_is_placed_and_has_its_objective_in_the_metrics(
 def test_custom_resources_of_the_guide_are_valid(plane: ControlPlane, space: str, heading: str) -> None:
     for path in sorted((CHART / "crds").glob("*.yaml")):
         plane.kubectl("apply", "--server-side", "-f", str(path))
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        plane.kubectl("wait", "--for=condition=Established", "-f", str(path), "--timeout=30s")
     (text,) = blocks(heading, "yaml")
     words = ["-n", space, "--dry-run=server", "--validate=strict", "-f", "-"]
     said = plane.kubectl("create", *words, stdin=text)
