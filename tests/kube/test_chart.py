@@ -320,6 +320,29 @@ def test_the_scheduler_makes_only_what_our_resources_own(
     api.post(path, service("ours", own))
 
 
+def test_who_may_edit_a_namespace_may_make_our_jobs_there(
+    plane: ControlPlane, installed: str, space: str
+) -> None:
+    group = "rbac.authorization.k8s.io"
+    for role in ("view", "edit"):
+        subject = {"kind": "User", "name": f"{role}er", "apiGroup": group}
+        reference = {"kind": "ClusterRole", "name": role, "apiGroup": group}
+        body = {"metadata": {"name": role}, "subjects": [subject], "roleRef": reference}
+        plane.api.post(f"/apis/{group}/v1/namespaces/{space}/rolebindings", body)
+
+    def may(user: str, verb: str, resource: str) -> bool:
+        asked = {"namespace": space, "verb": verb, "group": "roommate.dev", "resource": resource}
+        review = {"spec": {"user": user, "resourceAttributes": asked}}
+        answer = plane.api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
+    plane.programs.until(
+        "kube-controller-manager", "adds our roles to its own", lambda: may("editer", "create", "gpujobs")
+    )
+    assert may("viewer", "list", "gpuservices") and not may("viewer", "create", "gpujobs")
+    assert may("editer", "patch", "gpuservices") and not may("editer", "create", "queues")
+
+
 def until_admission_works(api: Api, pod: Object) -> None:
     """The API server takes new admission policies a moment later."""
     end = time.monotonic() + 30
