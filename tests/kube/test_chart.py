@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from testbed import Api, ApiError, ControlPlane, KwokNodes, Object, pod_path
+from testbed import Api, ApiError, ControlPlane, KwokNodes, Object, RealNode, condition, pod_path
 from testbed.chart import CHART, arguments, helm, rendered, values
+from testbed.programs import free_port
 from testbed.roommate import (
     PROGRAM,
     SLOTS,
@@ -215,6 +218,38 @@ def test_its_service_account_is_enough_for_the_scheduler(
     (evicted,) = [e for e in events["items"] if e["reason"] == "Preempted"]
     assert evicted["regarding"]["name"] == found[1]["metadata"]["name"]
     assert "orbidden" not in one.log(), one.log()
+
+
+def test_the_pod_of_the_scheduler_runs_confined_on_a_real_node(
+    plane: ControlPlane, installed: str, node: RealNode
+) -> None:
+    path = f"/apis/apps/v1/namespaces/{installed}/deployments/roommate-scheduler"
+    spec = plane.api.get(path)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    port, server = free_port(), urlsplit(plane.server)
+    container |= {
+        "image": node.add_image("scheduler", {"/bin/roommate": PROGRAM}, ["/bin/roommate"]),
+        "imagePullPolicy": "Never",
+        "command": ["/bin/roommate"],
+        "args": [word.replace(":10261", f":{port}") for word in container["args"]],
+        "ports": [{"name": "metrics", "containerPort": port}],
+        # There is no kube-proxy, which would give the API server its address in the cluster.
+        "env": [
+            {"name": "KUBERNETES_SERVICE_HOST", "value": str(server.hostname)},
+            {"name": "KUBERNETES_SERVICE_PORT", "value": str(server.port)},
+        ],
+    }
+    made = plane.pod(installed, "confined", spec | {"hostNetwork": True, "schedulerName": "none"})
+    plane.api.bind(made, node.name)
+    try:
+        plane.api.until(pod_path(made), lambda p: condition(p, "Ready") == "True", within_s=60)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+            assert answer.read().startswith(b"ok")
+        said = node.pod_log(made, "scheduler")
+        assert "leads, term" in said or "waits: " in said, said
+    finally:
+        plane.api.delete(pod_path(made))
+        plane.api.until_gone(pod_path(made))
 
 
 def test_its_service_account_is_enough_for_custom_resources(
