@@ -414,6 +414,31 @@ def test_the_scheduler_changes_nothing_of_pods_but_our_annotations(
     assert now["metadata"]["annotations"] == {"theirs": "1", **ours}
 
 
+def test_nobody_writes_the_decision_for_a_pod_but_the_scheduler(
+    plane: ControlPlane, installed: str, space: str
+) -> None:
+    spec = {"schedulerName": "nobody", "containers": [{"name": "x", "image": "any"}]}
+    forged = {"roommate.dev/assignment": '{"gpus":[0],"term":9,"decision":9}'}
+    pod = plane.pod(space, "a", spec)
+
+    def is_refused() -> bool:
+        try:
+            plane.api.patch(pod_path(pod), {"metadata": {"annotations": forged}})
+        except ApiError as error:
+            return "by Roommate only" in error.message
+        return False
+
+    plane.programs.until("kube-apiserver", "applies the admission policy", is_refused)
+    assert "by Roommate only" in refused(lambda: plane.pod(space, "b", spec, annotations=forged))
+    scheduler = api_of(plane, f"{installed}/roommate-scheduler")
+    scheduler.patch(pod_path(pod), {"metadata": {"annotations": {"roommate.dev/assignment": "x"}}})
+    gone = {"metadata": {"annotations": {"roommate.dev/assignment": None}}}
+    assert "by Roommate only" in refused(lambda: plane.api.patch(pod_path(pod), gone))
+    allowed = {"roommate.dev/gpu-limit": "30", "other.example.com/x": "y"}
+    plane.api.patch(pod_path(pod), {"metadata": {"annotations": allowed}})
+    plane.api.delete(pod_path(pod), gracePeriodSeconds=0)
+
+
 def test_an_agent_changes_its_own_node_and_the_pods_there_only(
     plane: ControlPlane, installed: str, nodes: list[str], space: str
 ) -> None:
