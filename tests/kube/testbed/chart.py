@@ -41,7 +41,7 @@ def rendered(plane: ControlPlane, namespace: str, **given: Any) -> list[Object]:
     """The objects of the chart."""
     done = helm(plane, "template", "roommate", CHART, "-n", namespace, *values(**given))
     assert done.returncode == 0, done.stderr
-    # Helm speaks YAML, kubectl translates: removing an annotation that is not there changes nothing.
+    # Helm speaks YAML, kubectl translates; nothing changes where there is no such annotation.
     words = ["annotate", "--local", "-f", "-", "nothing-", "-o", "json"]
     text, objects = plane.kubectl(*words, stdin=done.stdout).strip(), []
     while text:

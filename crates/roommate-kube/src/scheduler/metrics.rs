@@ -416,7 +416,7 @@ mod tests {
             all.add(Duration::from_millis(3));
         }
         let exported = checked(&metrics.page(Some(&world()), 7));
-        // Some have no sample in this world: without the length of a step alone, no slowdown is known.
+        // Some have no sample here: without the length of a step alone, no slowdown is known.
         let described = metrics.page(Some(&world()), 7);
         let heads = described.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next());
         let exported: BTreeSet<String> =
