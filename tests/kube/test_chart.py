@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from testbed import Api, ApiError, ControlPlane, KwokNodes, Object, RealNode, condition, pod_path
 from testbed.chart import CHART, arguments, helm, rendered, values
-from testbed.programs import free_port
+from testbed.programs import ROOT, free_port
 from testbed.roommate import (
     PROGRAM,
     SLOTS,
@@ -106,6 +107,33 @@ def test_the_chart_has_no_faults(plane: ControlPlane) -> None:
     for given in ({}, EVERYTHING):
         done = helm(plane, "lint", "--strict", CHART, *values(**given))
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_manifest_of_krew_is_whole(plane: ControlPlane) -> None:
+    text = (CHART.parent.parent / "krew/roommate.yaml").read_text()
+    manifest = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for name, value in (("VERSION", "1.2.3"), ("URL", "https://example.com/x.tar.gz"), ("SHA256", "0" * 64)):
+        assert manifest.count(f"@{name}@") == 1
+        manifest = manifest.replace(f"@{name}@", value)
+    assert "@" not in manifest
+    read = json.loads(
+        plane.kubectl("annotate", "--local", "-f", "-", "nothing-", "-o", "json", stdin=manifest)
+    )
+    assert read["spec"]["version"] == "v1.2.3"
+    (platform,) = read["spec"]["platforms"]
+    assert platform["bin"] in [file["from"] for file in platform["files"]]
+
+
+def test_the_recipe_of_the_image_copies_what_there_is() -> None:
+    folder = CHART.parent.parent / "container"
+    lines = (folder / "Containerfile").read_text().splitlines()
+    ignored = (folder / "Containerfile.dockerignore").read_text().splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY") and "--from" not in line]
+    sources = [word for words in copied for word in words if not word.startswith("--")]
+    assert {"Cargo.toml", "Cargo.lock", "crates", "profiles"} <= set(sources)
+    for source in sources:
+        assert f"!{source}" in ignored, f"{source} is not sent to the builder"
+        assert source.startswith("target/dist/") or (ROOT / source).exists(), source
 
 
 def test_all_values_render_to_objects_that_fit_each_other(plane: ControlPlane) -> None:

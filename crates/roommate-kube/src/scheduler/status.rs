@@ -66,7 +66,7 @@ async fn answer(
         return Ok(page(StatusCode::METHOD_NOT_ALLOWED, "only GET\n"));
     }
     Ok(match request.uri().path() {
-        "/healthz" | "/livez" => match ask(&asks, Ask::Metrics).await {
+        "/healthz" | "/livez" => match ask(&asks, Ask::Ready).await {
             Some(_) => page(StatusCode::OK, "ok\n"),
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
         },
