@@ -16,17 +16,8 @@ CHART = ROOT / "packaging/helm/roommate"
 
 def helm(plane: ControlPlane, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """Runs Helm as the administrator; what it keeps is in the folder of the testbed."""
-    own = plane.folder / "helm"
-    env = {
-        "HELM_CACHE_HOME": own / "cache",
-        "HELM_CONFIG_HOME": own / "config",
-        "HELM_DATA_HOME": own / "data",
-    }
-    command = [plane.bin / "helm", *words]
-    return subprocess.run(
-        command, env={"KUBECONFIG": str(plane.kubeconfig()), **{k: str(v) for k, v in env.items()}},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    env = {"HOME": str(plane.folder / "helm"), "KUBECONFIG": str(plane.kubeconfig())}
+    return subprocess.run([plane.bin / "helm", *words], env=env, capture_output=True, text=True)
 
 
 def values(**given: Any) -> list[str]:
