@@ -75,7 +75,7 @@ def one(plane: ControlPlane, installed: str, nodes: list[str]) -> Iterator[Sched
     assert words[:2] == ["kube", "scheduler"]
     words = [word for word in words[2:] if not word.startswith(("--listen", "--max-tenants"))]
     scheduler = Scheduler(plane, "chart-scheduler", *words, account=f"{installed}/roommate-scheduler")
-    scheduler.until_ready()
+    plane.programs.until(scheduler.name, "leads", scheduler.leads, within_s=60)
     yield scheduler
     scheduler.stop()
 
@@ -215,7 +215,7 @@ def test_its_service_account_is_enough_for_the_scheduler(
 ) -> None:
     # It was elected, ...
     lease = plane.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{installed}/leases/roommate-scheduler")
-    assert lease["spec"]["holderIdentity"] and one.leads()
+    assert lease["spec"]["holderIdentity"]
     # ... binds a gang, and tells a pod that it was bound, ...
     for n in range(2):
         gpu_pod(
