@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,15 +163,17 @@ def test_a_snapshot_decides_the_same_and_explains(
 
 
 def test_metrics_are_counted(plane: ControlPlane, one: Scheduler, space: str) -> None:
-    before = one.metric('roommate_schedule_attempts_total{result="scheduled"}')
+    before = one.metric('roommate_schedule_attempts_total{result="scheduled"')
     gpu_pod(plane, space, "counted")
     wait_for(plane, space, 1)
     one.plane.programs.until(
         one.name, "counts a binding",
-        lambda: one.metric('roommate_schedule_attempts_total{result="scheduled"}') > before,
+        lambda: one.metric('roommate_schedule_attempts_total{result="scheduled"') > before,
     )  # fmt: skip
     assert one.metric("roommate_ledger_over_allocated_gpus") == 0
     assert one.page("/healthz") == "ok\n"
+    with urllib.request.urlopen(f"http://{one.at}/metrics", timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
 
 
 def test_a_lost_api_server_is_found_again(plane: ControlPlane, one: Scheduler, space: str) -> None:

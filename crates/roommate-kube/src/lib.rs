@@ -8,6 +8,7 @@ pub mod client;
 pub mod constraint;
 pub mod controller;
 pub mod crd;
+pub mod exposition;
 pub mod fuzz;
 pub mod ledger;
 pub mod names;

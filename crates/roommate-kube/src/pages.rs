@@ -1,7 +1,9 @@
 //! Pages over HTTP, for probes and metrics: what scheduler and agent answer to `GET`.
 
 use crate::client::Error;
+use crate::exposition::CONTENT_TYPE as EXPOSITION;
 use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -68,5 +70,12 @@ pub(crate) async fn ask<Q, T>(asks: &Sender<Q>, what: fn(oneshot::Sender<T>) -> 
 pub(crate) fn page(status: StatusCode, text: impl Into<Bytes>) -> Page {
     let mut page = Response::new(Full::new(text.into()));
     *page.status_mut() = status;
+    page
+}
+
+/// A page of metrics.
+pub(crate) fn metrics(text: String) -> Page {
+    let mut page = page(StatusCode::OK, text);
+    page.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(EXPOSITION));
     page
 }

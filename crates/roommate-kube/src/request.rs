@@ -34,7 +34,7 @@ pub struct Request {
 /// MiB in bytes.
 const MIB: f64 = 1024.0 * 1024.0;
 /// The queue of pods that name none.
-const USUAL_QUEUE: &str = "default";
+pub const USUAL_QUEUE: &str = "default";
 
 impl Request {
     /// What a pod asks for, or why it is not placed.

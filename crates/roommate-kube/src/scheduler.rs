@@ -14,6 +14,7 @@ mod write;
 pub use lease::Election;
 
 use crate::client::{Access, Error, client};
+use crate::objects::Pod;
 use crate::world::{Answer, PodRef, Settings, World, Write};
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
@@ -119,7 +120,7 @@ pub async fn run(
         under_way: FuturesUnordered::new(),
         side_under_way: 0,
         first_seen: HashMap::new(),
-        metrics: Metrics::default(),
+        metrics: Metrics::new(&options.settings.scheduler),
         troubles: Troubles::default(),
         term,
     };
@@ -129,7 +130,7 @@ pub async fn run(
 fn answer_idle(ask: Ask) {
     match ask {
         Ask::Ready(to) => drop(to.send(Ok("ok: another scheduler leads".into()))),
-        Ask::Metrics(to) => drop(to.send(Metrics::default().page(None, 0))),
+        Ask::Metrics(to) => drop(to.send(Metrics::new("").page(None, 0))),
         Ask::Snapshot(to) => drop(to.send(Vec::new())),
     }
 }
@@ -139,6 +140,9 @@ struct Answered {
     write: Option<Write>,
     answer: Answer,
     failed: Option<String>,
+    /// When it was begun to decide it.
+    decided: Instant,
+    /// From when it was sent.
     took: Duration,
 }
 
@@ -174,7 +178,8 @@ struct Leader {
     queues: Queues,
     /// Whether it was told that the custom resources are not installed.
     misses_resources: bool,
-    writes: VecDeque<Write>,
+    /// Writes to send, and when it was begun to decide them.
+    writes: VecDeque<(Write, Instant)>,
     side: VecDeque<Side>,
     under_way: FuturesUnordered<BoxFuture<'static, Answered>>,
     side_under_way: usize,
@@ -299,9 +304,7 @@ impl Leader {
     fn hear(&mut self, news: News, told: &mut dyn FnMut(&str)) {
         match news {
             News::Pod(pod) => {
-                if pod.spec.node_name.is_none() && !self.first_seen.contains_key(pod.uid()) {
-                    self.first_seen.insert(pod.uid().into(), Instant::now());
-                }
+                self.note_waiting(&pod);
                 self.world.pod(*pod);
             }
             News::PodGone(uid) => {
@@ -361,6 +364,16 @@ impl Leader {
         }
     }
 
+    /// Remembers since when a pod waits for this scheduler and for nothing else.
+    fn note_waiting(&mut self, pod: &Pod) {
+        let spec = &pod.spec;
+        let ours = spec.scheduler_name.as_deref() == Some(self.writer.scheduler.as_str());
+        let is_gated = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
+        if ours && !is_gated && spec.node_name.is_none() {
+            self.first_seen.entry(pod.uid().into()).or_insert_with(Instant::now);
+        }
+    }
+
     fn tell_synced(&self, told: &mut dyn FnMut(&str)) {
         if self.synced.pods && self.synced.nodes {
             let (pods, nodes) = self.world.known();
@@ -372,8 +385,11 @@ impl Leader {
         let began = Instant::now();
         for write in self.world.step(self.now()) {
             match write {
-                Write::Explain { .. } => self.later(Side::Explain(write)),
-                write => self.writes.push_back(write),
+                Write::Explain { .. } => {
+                    self.metrics.unschedulable.add(began.elapsed());
+                    self.later(Side::Explain(write));
+                }
+                write => self.writes.push_back((write, began)),
             }
         }
         self.metrics.decide.add(began.elapsed());
@@ -393,13 +409,13 @@ impl Leader {
             return;
         }
         while self.under_way.len() - self.side_under_way < self.in_flight
-            && let Some(write) = self.writes.pop_front()
+            && let Some((write, decided)) = self.writes.pop_front()
         {
             let writer = self.writer.clone();
             let sent = Instant::now();
             self.under_way.push(Box::pin(async move {
                 let (answer, failed) = writer.carry_out(&write).await;
-                Answered { write: Some(write), answer, failed, took: sent.elapsed() }
+                Answered { write: Some(write), answer, failed, decided, took: sent.elapsed() }
             }));
         }
         while self.side_under_way < SIDE_IN_FLIGHT
@@ -420,13 +436,13 @@ impl Leader {
                         (Answer::Done, event.await.err().map(|e| e.to_string()))
                     }
                 };
-                Answered { write: None, answer, failed, took: sent.elapsed() }
+                Answered { write: None, answer, failed, decided: sent, took: sent.elapsed() }
             }));
         }
     }
 
     fn answered(&mut self, answered: Answered, told: &mut dyn FnMut(&str)) {
-        let Answered { write, answer, failed, took } = answered;
+        let Answered { write, answer, failed, decided, took } = answered;
         if let Some(failed) = failed {
             self.metrics.failures += 1;
             let what = write.as_ref().map_or_else(|| "event or status".into(), describe);
@@ -436,7 +452,13 @@ impl Leader {
             self.side_under_way -= 1;
             return;
         };
+        if let (Write::Bind { .. }, Answer::Refused | Answer::Later | Answer::Lost) =
+            (&write, answer)
+        {
+            self.metrics.failed.add(decided.elapsed());
+        }
         if let (Write::Bind { pod, node, .. }, Answer::Done) = (&write, answer) {
+            self.metrics.scheduled.add(decided.elapsed());
             self.metrics.bind.add(took);
             if let Some(first) = self.first_seen.remove(&pod.uid) {
                 self.metrics.wait.add(first.elapsed());

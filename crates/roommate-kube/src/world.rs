@@ -15,6 +15,7 @@
 //!   outcome is known.
 //! - No write leaves that the [`Ledger`] would not allow.
 
+mod figures;
 mod part;
 mod queue;
 mod rebuild;
@@ -22,6 +23,7 @@ mod reconcile;
 #[cfg(test)]
 mod tests;
 
+pub use figures::{Figures, NodeFigures, Pending, QueueFigures, TenantFigures};
 pub use part::Shape;
 pub use queue::{Grant, QueueReport};
 
@@ -445,12 +447,6 @@ impl World {
     /// The journal of the current part: `roommate replay` decides it again.
     pub fn journal(&self) -> Vec<u8> {
         self.part.as_ref().map(Part::journal).unwrap_or_default()
-    }
-
-    /// Works that wait for GPUs, and works that hold some.
-    pub fn waiting_and_placed(&self) -> (usize, usize) {
-        let state = self.part.as_ref().map(|p| p.engine.state());
-        state.map_or((0, 0), |s| (s.pending.iter().count(), s.placed.iter().count()))
     }
 
     /// When [`Self::step`] is due at the latest, if nothing is observed before.

@@ -22,7 +22,7 @@ pub(super) async fn serve(at: SocketAddr, asks: mpsc::Sender<Ask>) -> Result<Soc
 async fn answer(path: String, asks: mpsc::Sender<Ask>) -> Page {
     let silent = || page(StatusCode::SERVICE_UNAVAILABLE, "the agent does not answer\n");
     match path.as_str() {
-        "/healthz" | "/livez" => match pages::ask(&asks, Ask::Metrics).await {
+        "/healthz" | "/livez" => match pages::ask(&asks, Ask::Ready).await {
             Some(_) => page(StatusCode::OK, "ok\n"),
             None => silent(),
         },
@@ -32,7 +32,7 @@ async fn answer(path: String, asks: mpsc::Sender<Ask>) -> Page {
             None => silent(),
         },
         "/metrics" => match pages::ask(&asks, Ask::Metrics).await {
-            Some(text) => page(StatusCode::OK, text),
+            Some(text) => pages::metrics(text),
             None => silent(),
         },
         _ => page(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n"),

@@ -5,6 +5,7 @@ use super::notes::Notes;
 use super::places::{OfPod, Places};
 use super::{LOOK_EVERY, container_of};
 use crate::assignment::{Applied, Assignment};
+use crate::exposition::Page;
 use crate::names;
 use crate::objects::Pod;
 use crate::request::Request;
@@ -16,7 +17,6 @@ use roommate_core::job::{Class, Overrides};
 use roommate_core::number::Number32;
 use roommate_core::reason::Reason;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 /// How often what was measured of a pod is written, at most.
@@ -259,71 +259,63 @@ impl Tenants {
 
     /// Metrics in the text format of Prometheus.
     pub(super) fn metrics(&self, view: &View<'_>) -> String {
-        let mut out = String::new();
+        let mut page = Page::default();
         let node = view.node;
-        _ = writeln!(
-            out,
-            "# HELP roommate_build_info The version.\n# TYPE roommate_build_info gauge\n\
-             roommate_build_info{{version=\"{}\"}} 1",
-            env!("CARGO_PKG_VERSION")
-        );
-        _ = writeln!(
-            out,
-            "# HELP roommate_node_gpus Devices of the node.\n# TYPE roommate_node_gpus gauge\n\
-             roommate_node_gpus{{node=\"{node}\",tier=\"{}\"}} {}",
-            view.tier, view.gpus
-        );
-        _ = writeln!(
-            out,
-            "# HELP roommate_registrations_total Registrations at the kubelet.\n\
-             # TYPE roommate_registrations_total counter\n\
-             roommate_registrations_total{{node=\"{node}\"}} {}",
-            view.registrations
-        );
+        page.gauge("roommate_build_info", "The version.")
+            .add(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+        page.gauge("roommate_node_gpus", "Devices of the node, and how shares are enforced.")
+            .add(&[("node", node), ("tier", &view.tier)], f64::from(view.gpus));
+        page.counter("roommate_registrations_total", "Registrations at the kubelet.")
+            .add(&[("node", node)], view.registrations as f64);
         type Value = fn(&Known) -> Option<f64>;
-        let families: [(&str, &str, &str, Value); 8] = [
-            ("tenant_share_ratio", "gauge", "Promised part of each of its devices.", |k| {
+        let families: [(&str, bool, &str, Value); 8] = [
+            ("roommate_tenant_share_ratio", false, "Promised part of each of its devices.", |k| {
                 let knobs = k.attached.as_ref()?.1.knobs;
                 Some(f64::from(knobs.sm_permille) / 1e3)
             }),
-            ("tenant_limit_ratio", "gauge", "Most that it may use of each of its devices.", |k| {
-                Some(f64::from(k.attached.as_ref()?.1.knobs.sm_most_permille) / 1e3)
-            }),
-            ("tenant_suspended", "gauge", "Whether it stands still.", |k| {
+            (
+                "roommate_tenant_limit_ratio",
+                false,
+                "Most that it may use of each of its devices.",
+                |k| Some(f64::from(k.attached.as_ref()?.1.knobs.sm_most_permille) / 1e3),
+            ),
+            ("roommate_tenant_suspended", false, "Whether it stands still.", |k| {
                 Some(f64::from(u8::from(k.attached.as_ref()?.1.suspended)))
             }),
-            ("tenant_step_seconds", "gauge", "Seconds of its last steps.", |k| {
+            ("roommate_tenant_step_seconds", false, "Seconds of its last steps.", |k| {
                 Some(k.sample?.step_s.get()).filter(|s| *s > 0.0)
             }),
-            ("tenant_held_back", "gauge", "Whether it is held back for a service.", |k| {
+            ("roommate_tenant_held_back", false, "Whether it is held back for a service.", |k| {
                 k.attached.as_ref().map(|_| f64::from(u8::from(k.held_back)))
             }),
-            ("service_requests_total", "counter", "Requests that were answered.", |k| {
+            ("roommate_service_requests_total", true, "Requests that were answered.", |k| {
                 (k.served.windows > 0).then_some(k.served.requests as f64)
             }),
-            ("service_late_requests_total", "counter", "Requests over the objective.", |k| {
+            ("roommate_service_late_requests_total", true, "Requests over the objective.", |k| {
                 (k.served.windows > 0).then_some(k.served.late as f64)
             }),
-            ("service_p99_seconds", "gauge", "Latency of 99 of 100 requests lately.", |k| {
+            ("roommate_service_p99_seconds", false, "Latency of 99 of 100 requests lately.", |k| {
                 (k.served.windows > 0).then_some(f64::from(k.sample?.p99_us) / 1e6)
             }),
         ];
-        for (name, kind, help, value) in families {
-            _ = writeln!(out, "# HELP roommate_{name} {help}\n# TYPE roommate_{name} {kind}");
+        for (name, counts, help, value) in families {
+            let mut family = if counts { page.counter(name, help) } else { page.gauge(name, help) };
             for known in self.pods.values() {
                 let Some(value) = value(known) else { continue };
                 let OfPod { namespace, pod, container } = &known.of;
                 let gpus = known.attached.iter().flat_map(|(_, a)| &a.gpus);
                 let gpus: Vec<String> = gpus.map(ToString::to_string).collect();
-                _ = writeln!(
-                    out,
-                    "roommate_{name}{{node=\"{node}\",namespace=\"{namespace}\",pod=\"{pod}\",\
-                     container=\"{container}\",gpu=\"{}\"}} {value}",
-                    gpus.join(",")
-                );
+                let labels = [
+                    ("node", node),
+                    ("namespace", namespace),
+                    ("pod", pod),
+                    ("container", container),
+                    ("gpu", &gpus.join(",")),
+                ];
+                family.add(&labels, value);
             }
         }
-        out
+        page.text()
     }
 }
 

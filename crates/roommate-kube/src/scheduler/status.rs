@@ -27,7 +27,7 @@ pub(super) async fn serve(at: SocketAddr, asks: Sender<Ask>) -> Result<SocketAdd
 
 async fn answer(path: String, peer: SocketAddr, asks: Sender<Ask>) -> Page {
     match path.as_str() {
-        "/healthz" | "/livez" => match ask(&asks, Ask::Metrics).await {
+        "/healthz" | "/livez" => match ask(&asks, Ask::Ready).await {
             Some(_) => page(StatusCode::OK, "ok\n"),
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
         },
@@ -37,7 +37,7 @@ async fn answer(path: String, peer: SocketAddr, asks: Sender<Ask>) -> Page {
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
         },
         "/metrics" => match ask(&asks, Ask::Metrics).await {
-            Some(text) => page(StatusCode::OK, text),
+            Some(text) => pages::metrics(text),
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
         },
         "/debug/snapshot" if !peer.ip().is_loopback() => page(
