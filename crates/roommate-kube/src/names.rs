@@ -27,6 +27,11 @@ pub const SECONDS: &str = "roommate.dev/expected-seconds";
 /// The queue, a label: the team to which the pod counts.
 pub const QUEUE: &str = "roommate.dev/queue";
 
+/// A label of pods: `ignore` keeps the webhook from them.
+pub const WEBHOOK: &str = "roommate.dev/webhook";
+/// What the webhook translated into these names, as its user wrote it.
+pub const TRANSLATED: &str = "roommate.dev/translated-from";
+
 /// What the scheduler decided for a pod; written with the binding.
 pub const ASSIGNMENT: &str = "roommate.dev/assignment";
 /// What the node's agent has put into force; a copy of the assignment's decision.

@@ -22,6 +22,7 @@ mod reconcile;
 mod tests;
 
 pub use part::Shape;
+pub(crate) use reconcile::gang_of;
 
 use crate::assignment::{Applied, Assignment};
 use crate::constraint::selects;

@@ -1,5 +1,11 @@
 //! Flags of the commands for Kubernetes.
 
+mod user;
+
+pub(crate) use user::{
+    Explain, Namespace, OnPod, Resize, Shown, Snapshot, SnapshotArgs, User, WhatIf, Who,
+};
+
 use super::Output;
 use clap::{Args, Subcommand};
 use roommate_kube::client::Access;
@@ -11,6 +17,10 @@ use std::path::PathBuf;
 pub(crate) enum Kube {
     /// Schedule the pods of a cluster that name the scheduler
     Scheduler(Scheduler),
+    /// Translate what pods ask for in the spelling of other products, as an admission webhook
+    Webhook(Webhook),
+    #[command(flatten)]
+    User(User),
     /// Measure how fast pods are bound on an API server, beside a peer
     Bench(Bench),
     /// Try the scheduler with random operations against an API server that fails in every way
@@ -93,6 +103,29 @@ fn address(text: &str) -> Result<Address, String> {
 fn lease_seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse::<f64>().ok().filter(|s| (1.0..=3600.0).contains(s));
     seconds.ok_or_else(|| "expected a number from 1 to 3600".into())
+}
+
+/// Flags of `roommate kube webhook`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Webhook {
+    #[command(flatten)]
+    pub(crate) cluster: Cluster,
+    /// Address at which it answers the API server, over HTTPS
+    #[arg(long, default_value = "127.0.0.1:9443", value_name = "ADDRESS")]
+    pub(crate) listen: SocketAddr,
+    /// Its certificate (PEM), with those between it and its authority; read again when it changes.
+    /// One of its own making, which the API server is told to trust, unless given
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+    /// Its MutatingWebhookConfiguration, whose caBundle gets the certificate of its own making
+    #[arg(long, default_value = "roommate", value_name = "NAME", conflicts_with = "cert")]
+    pub(crate) configuration: String,
+    /// The scheduler that pods are given to
+    #[arg(long, default_value = roommate_kube::names::SCHEDULER, value_name = "NAME")]
+    pub(crate) scheduler: String,
 }
 
 /// Flags of `roommate kube bench`.

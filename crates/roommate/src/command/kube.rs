@@ -1,7 +1,11 @@
 //! `roommate kube`: the commands for Kubernetes.
 
+mod screens;
+mod user;
+mod what_if;
+
 use crate::cli::Output;
-use crate::cli::kube::{Bench, Fuzz, Kube, Scheduler};
+use crate::cli::kube::{Bench, Fuzz, Kube, Scheduler, Webhook};
 use crate::{ANSWER_NO, console, experiment, table};
 use anyhow::Context;
 use roommate_agent::process::signal;
@@ -9,16 +13,20 @@ use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_kube::scheduler::{Election, Options};
+use roommate_kube::webhook::Certificate;
 use roommate_kube::world::Settings;
-use roommate_kube::{bench, fuzz, scheduler};
+use roommate_kube::{bench, fuzz, scheduler, webhook};
 use serde_json::Value;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub(super) fn run(command: Kube) -> anyhow::Result<ExitCode> {
     match command {
         Kube::Scheduler(args) => schedule(&args),
+        Kube::Webhook(args) => admit(&args),
+        Kube::User(command) => user::run(command),
         Kube::Bench(args) => measure(&args),
         Kube::Fuzz(args) => try_randomly(&args),
     }
@@ -57,15 +65,36 @@ fn schedule(args: &Scheduler) -> anyhow::Result<ExitCode> {
         in_flight: args.in_flight.into(),
         instance: host.into(),
     };
-    let ended = async move {
-        while !wanted.load(Ordering::Relaxed) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
+    let ended = until(wanted);
     console::say(&format!("policy {}, scheduler {}", args.policy, args.name));
     let told = &mut |what: &str| console::say_lines(what);
     runtime()?.block_on(scheduler::run(options, ended, told))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn admit(args: &Webhook) -> anyhow::Result<ExitCode> {
+    let wanted = signal::end_wanted()?;
+    let certificate = match (&args.cert, &args.key) {
+        (Some(certificate), Some(key)) => {
+            Certificate::Files { certificate: certificate.clone(), key: key.clone() }
+        }
+        _ => Certificate::Own {
+            access: args.cluster.access(),
+            configuration: args.configuration.clone(),
+        },
+    };
+    let options =
+        webhook::Options { listen: args.listen, certificate, scheduler: args.scheduler.clone() };
+    let told = &mut |what: &str| console::say_lines(what);
+    runtime()?.block_on(webhook::run(options, until(wanted), told))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits until a signal asks this process to end.
+async fn until(wanted: Arc<AtomicBool>) {
+    while !wanted.load(Ordering::Relaxed) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 fn measure(args: &Bench) -> anyhow::Result<ExitCode> {
