@@ -88,11 +88,9 @@ def a_pod(gpus: int = 1, annotations: dict[str, str] | None = None, **spec: Any)
 
 def fill(plane: ControlPlane, space: str, seconds: str | None = None) -> None:
     """Whole GPUs for four pods: everything there is."""
-    length = {LENGTH: seconds} if seconds else {}
+    asked = {**WHOLE, LENGTH: seconds} if seconds else WHOLE
     for n in range(4):
-        gpu_pod(
-            plane, space, f"full-{n}", annotations={SHARE: "100", "roommate.dev/max-slowdown": "1", **length}
-        )
+        gpu_pod(plane, space, f"full-{n}", annotations=asked)
     until_bound(plane, space, 4)
 
 

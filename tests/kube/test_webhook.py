@@ -33,14 +33,14 @@ class Webhook:
     def start(self) -> None:
         words: list[str | Path] = [PROGRAM, "kube", "webhook", "--listen", self.at]
         words += ["--kubeconfig", self.plane.kubeconfig()]
+        before = self.told("/mutate")
         self.plane.programs.start(self.name, words)
-        self.until_told("/mutate")
+        self.plane.programs.until(self.name, "answers", lambda: self.told("/mutate") > before)
 
-    def until_told(self, what: str) -> None:
-        self.plane.programs.until(self.name, f"says {what}", lambda: what in self.log())
-
-    def log(self) -> str:
-        return self.plane.programs.log(self.name).read_text()
+    def told(self, what: str) -> int:
+        """How often it has said this."""
+        log = self.plane.programs.log(self.name)
+        return log.read_text().count(what) if log.exists() else 0
 
     def end(self) -> None:
         self.plane.api.delete(f"{CONFIGURATION}/roommate")
@@ -71,7 +71,9 @@ def made(
 def asks(pod: Object) -> tuple[dict[str, str], dict[str, str], str]:
     resources = pod["spec"]["containers"][0]["resources"]
     assert resources.get("limits") == resources.get("requests"), "the API server wants both to be equal"
-    ours = {k: v for k, v in pod["metadata"]["annotations"].items() if k.startswith("roommate.dev/gpu")}
+    ours = {
+        k: v for k, v in pod["metadata"].get("annotations", {}).items() if k.startswith("roommate.dev/gpu")
+    }
     return resources["limits"], ours, pod["spec"]["schedulerName"]
 
 
@@ -172,7 +174,7 @@ def test_what_the_api_server_trusts_is_added_again(
     assert after.startswith(before[:400]) and len(after) > len(before)
     # Somebody applied the manifest again.
     plane.api.patch(path, [{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}], "json")
-    webhook.until_told("told roommate again")
+    plane.programs.until(webhook.name, "is trusted again", lambda: webhook.told("told roommate again"))
     pod = gpu_pod(plane, namespace, "p", schedulerName="default-scheduler")
     assert pod["spec"]["schedulerName"] == "roommate"
 

@@ -31,7 +31,7 @@ pub struct Snapshot {
     pub head: Head,
     /// The engine after the last step.
     pub engine: Engine,
-    /// The time of the last step, since the journal began.
+    /// How late it was, since the journal began.
     pub at: Time,
     /// When the engine wants to be called next.
     pub wake: Option<Time>,
@@ -44,6 +44,7 @@ struct Names {
     jobs: Vec<String>,
     profiles: Vec<String>,
     teams: Vec<String>,
+    end: Option<Time>,
 }
 
 impl Observer for Names {
@@ -58,6 +59,9 @@ impl Observer for Names {
     }
     fn job(&mut self, line: &JobLine) {
         self.jobs.push(line.name.clone());
+    }
+    fn end(&mut self, at: Time) {
+        self.end = Some(at);
     }
 }
 
@@ -83,7 +87,8 @@ impl Snapshot {
         if head.world != CLUSTER || head.nodes.is_empty() {
             return Err(Error::Other("it is not a snapshot of a scheduler on Kubernetes".into()));
         }
-        Ok(Self { head, engine, at: replay.at, wake: replay.wake, names })
+        let at = names.end.unwrap_or(replay.at);
+        Ok(Self { head, engine, at, wake: replay.wake, names })
     }
 
     /// The same with an engine over the same nodes that has not begun.

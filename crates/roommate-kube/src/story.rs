@@ -5,6 +5,7 @@ use crate::names;
 use crate::objects::Pod;
 use crate::request::Request;
 use crate::view::{Tenant, View, Waiting};
+use crate::world::gang_of;
 use kube::Client;
 use serde::Serialize;
 use serde_json::Value;
@@ -104,6 +105,14 @@ impl Story {
             events: happened,
         }
     }
+}
+
+/// The name by which the scheduler's journal knows a pod: that of its gang, if it is in one.
+pub async fn name_in_journal(client: &Client, namespace: &str, pod: &str) -> String {
+    let found = get(client, &format!("/api/v1/namespaces/{namespace}/pods/{pod}")).await;
+    let found = found.ok().and_then(|found| serde_json::from_value::<Pod>(found).ok());
+    let gang = found.and_then(|pod| gang_of(&pod));
+    gang.map_or_else(|| format!("{namespace}/{pod}"), |(space, gang)| format!("{space}/{gang}"))
 }
 
 fn items(list: &Value) -> &[Value] {

@@ -16,7 +16,7 @@ use crate::request::Request;
 use crate::snapshot::Snapshot;
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::JobIdx;
-use roommate_core::job::Phase;
+use roommate_core::job::{Job, Phase};
 use roommate_core::knobs::Knobs;
 use roommate_core::number::Number;
 use roommate_core::performance::pairs;
@@ -176,7 +176,7 @@ impl Trial {
     /// Facts that complete what is under way.
     fn under_way(&self) -> Vec<Event> {
         let state = self.state();
-        let completes = |(job, hot): (JobIdx, &roommate_core::job::Job)| match hot.phase {
+        let completes = |(job, hot): (JobIdx, &Job)| match hot.phase {
             Phase::Starting => Some(Event::Started(job)),
             Phase::Stopping => Some(Event::Stopped { job, done: Number::of(state.done(job)) }),
             _ => None,
@@ -281,7 +281,7 @@ impl Trial {
         let state = self.state();
         let on = state.job(job).gpus.iter().flat_map(|g| &state.gpu(*g).tenants);
         let others: BTreeSet<JobIdx> = on.copied().filter(|t| *t != job).collect();
-        let was = |other: JobIdx| before.jobs.get(other).is_some_and(|j| j.is_placed());
+        let was = |other: JobIdx| before.jobs.get(other).is_some_and(Job::is_placed);
         others
             .into_iter()
             .map(|other| Roommate {
@@ -423,3 +423,6 @@ pub fn without_end(snapshot: &Snapshot) -> Vec<String> {
     let open = state.placed.iter().filter(|job| state.spec(*job).declared_s.is_none());
     open.map(|job| snapshot.job(job).to_string()).collect()
 }
+
+#[cfg(test)]
+mod tests;

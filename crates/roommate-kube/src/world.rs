@@ -34,6 +34,7 @@ use part::Part;
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::Phase;
+use roommate_core::journal::{Observer as _, Writer};
 use roommate_core::policy::{self, Params, PolicyError};
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
@@ -414,6 +415,17 @@ impl World {
     /// The journal of the current part: `roommate replay` decides it again.
     pub fn journal(&self) -> Vec<u8> {
         self.part.as_ref().map(Part::journal).unwrap_or_default()
+    }
+
+    /// The same with an end line that says how late it is: nothing may have happened for long.
+    pub fn snapshot(&self, now: Time) -> Vec<u8> {
+        let mut journal = self.journal();
+        if !journal.is_empty() {
+            let mut end = Writer::new(&mut journal);
+            end.end(now.max(self.now));
+            end.finish().expect("memory can always be written to");
+        }
+        journal
     }
 
     /// Works that wait for GPUs, and works that hold some.

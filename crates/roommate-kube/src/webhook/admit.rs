@@ -31,8 +31,8 @@ pub fn admit(pod: &Value, scheduler: &str) -> Result<Admitted, String> {
     let chosen = pod.pointer("/spec/schedulerName").and_then(Value::as_str).unwrap_or_default();
     let ours = ["", USUAL_SCHEDULER, scheduler].contains(&chosen);
     let ignore = pod.pointer("/metadata/labels").and_then(|l| l.get(names::WEBHOOK)?.as_str());
-    let bound = pod.pointer("/spec/nodeName").is_some_and(|n| n.as_str().is_some_and(|n| n != ""));
-    if !ours || bound || ignore == Some("ignore") {
+    let node = pod.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
+    if !ours || !node.is_empty() || ignore == Some("ignore") {
         return Ok(Admitted::default());
     }
     let wish = spelling::read(pod)?;
@@ -109,12 +109,17 @@ mod tests {
     use proptest::prelude::*;
 
     fn pod(annotations: Value, containers: Value) -> Value {
-        json!({"metadata": {"name": "a", "annotations": annotations},
-               "spec": {"containers": containers, "schedulerName": "default-scheduler"}})
+        let mut pod = json!({"metadata": {"name": "a"},
+                             "spec": {"schedulerName": "default-scheduler"}});
+        pod["metadata"]["annotations"] = annotations;
+        pod["spec"]["containers"] = containers;
+        pod
     }
 
     fn one(limits: Value) -> Value {
-        pod(json!({}), json!([{"name": "main", "resources": {"limits": limits}}]))
+        let mut container = json!({"name": "main"});
+        container["resources"]["limits"] = limits;
+        pod(json!({}), json!([container]))
     }
 
     fn admitted(pod: &Value) -> Value {

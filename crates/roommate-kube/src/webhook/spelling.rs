@@ -1,11 +1,13 @@
 //! The spellings in which users ask for a part of a GPU, and what they ask for in ours.
 //!
-//! | spelling | GPUs | memory of each, MiB | part of each, percent | memory of each, percent |
-//! |---|---|---|---|---|
-//! | HAMi, resources `nvidia.com/` | `gpu` | `gpumem` | `gpucores` | `gpumem-percentage` |
-//! | Volcano, resources `volcano.sh/` | `vgpu-number` | `vgpu-memory` | `vgpu-cores` | `vgpu-memory-percentage` |
-//! | KAI, annotations | `gpu-fraction-num-devices` | `gpu-memory` | `gpu-fraction`, 0 to 1 | |
+//! ```text
+//!           GPUs                       MiB of each   part of each      percent of memory
+//! HAMi      nvidia.com/gpu             gpumem        gpucores          gpumem-percentage
+//! Volcano   volcano.sh/vgpu-number     vgpu-memory   vgpu-cores        vgpu-memory-percentage
+//! KAI       gpu-fraction-num-devices   gpu-memory    gpu-fraction
+//! ```
 //!
+//! The first two are resources of a container, those of KAI are annotations of the pod.
 //! A pod that asks for `nvidia.com/gpu` alone asks for whole GPUs; that keeps its meaning.
 
 use crate::names;
@@ -118,6 +120,10 @@ const MOST_MIB: u32 = 4_000_000;
 /// What a pod asks for in a spelling of others; none if it uses none.
 pub(super) fn read(pod: &Value) -> Result<Option<Wish>, String> {
     let containers = list(pod, "/spec/containers");
+    if containers.is_empty() {
+        // The API server says that better.
+        return Ok(None);
+    }
     let uses = |c: &Value| HAMI.is_in(c) || VOLCANO.is_in(c);
     let mut found = containers.iter().enumerate().filter(|(_, c)| uses(c));
     let by_resources = found.next();
@@ -229,12 +235,9 @@ fn both(one: &str, other: &str) -> String {
     format!("it asks for {one} and for {other}: use one of them")
 }
 
+/// At most 120 characters: kubectl cuts what is longer.
 fn without_memory(name: &str) -> String {
-    format!(
-        "{name}: became {}; GPU memory is not limited, give {} in MiB for that",
-        names::SHARE,
-        names::MEMORY
-    )
+    format!("{name}: became {}; only {} (MiB) limits memory", names::SHARE, names::MEMORY)
 }
 
 fn whole_number(name: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {

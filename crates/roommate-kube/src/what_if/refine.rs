@@ -64,7 +64,7 @@ fn split(
     let steps = steps.flat_map(|(p, solo)| solo.alone().iter().map(move |(m, a)| (p, *m, *a)));
     let steps = steps.flat_map(|(p, m, average)| copies(m).map(move |m| (p, m, average)));
     engine.begin_with(pairs, steps, state.past_lengths.iter().copied());
-    for profile in state.profiles.iter() {
+    for profile in &*state.profiles {
         engine.add_profile(profile.clone());
     }
     let mut facts = Vec::new();

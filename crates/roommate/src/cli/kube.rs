@@ -120,7 +120,7 @@ pub(crate) struct Webhook {
     /// Key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub(crate) key: Option<PathBuf>,
-    /// Its MutatingWebhookConfiguration, whose caBundle gets the certificate of its own making
+    /// Its `MutatingWebhookConfiguration`, whose `caBundle` gets the certificate of its own making
     #[arg(long, default_value = "roommate", value_name = "NAME", conflicts_with = "cert")]
     pub(crate) configuration: String,
     /// The scheduler that pods are given to

@@ -210,7 +210,7 @@ fn wrapped_within(rows: &[Vec<String>], gap: &str, width: Option<usize>) -> Stri
             if i > 0 {
                 line = " ".repeat(before);
             }
-            text += &format!("{line}{part}").trim_end();
+            text += format!("{line}{part}").trim_end();
             text += "\n";
         }
     }

@@ -10,7 +10,7 @@ use roommate_core::journal;
 use roommate_core::journal::explain;
 use roommate_kube::client::{self, Access, Client, Failure};
 use roommate_kube::snapshot;
-use roommate_kube::story::Story;
+use roommate_kube::story::{Story, name_in_journal};
 use roommate_kube::view::{self, View};
 use serde::Serialize;
 use serde_json::json;
@@ -76,7 +76,7 @@ async fn queue(args: &Who) -> anyhow::Result<ExitCode> {
 async fn why(args: &OnPod) -> anyhow::Result<ExitCode> {
     let (client, namespace) = reach(&args.at).await?;
     let story = Story::read(&client, &namespace, &args.pod).await;
-    let story = story.map_err(|failure| no_pod(failure, &namespace, &args.pod))?;
+    let story = story.map_err(|failure| no_pod(&failure, &namespace, &args.pod))?;
     match args.output {
         Shown::Json => print_json(&story)?,
         _ => console::print(&screens::story(&story))?,
@@ -84,7 +84,7 @@ async fn why(args: &OnPod) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn no_pod(failure: Failure, namespace: &str, pod: &str) -> anyhow::Error {
+fn no_pod(failure: &Failure, namespace: &str, pod: &str) -> anyhow::Error {
     let what = format!("pod {namespace}/{pod}: {failure}");
     match failure.code {
         404 => console::advise(what, "-n NAMESPACE says in which namespace it is"),
@@ -97,9 +97,9 @@ async fn resize(args: &Resize) -> anyhow::Result<ExitCode> {
     let (client, namespace) = reach(&args.at).await?;
     let Resize { pod, percent, .. } = args;
     let story = Story::read(&client, &namespace, pod).await;
-    let story = story.map_err(|failure| no_pod(failure, &namespace, pod))?;
+    let story = story.map_err(|failure| no_pod(&failure, &namespace, pod))?;
     let resized = view::resize(&client, &namespace, pod, *percent).await;
-    resized.map_err(|failure| no_pod(failure, &namespace, pod))?;
+    resized.map_err(|failure| no_pod(&failure, &namespace, pod))?;
     console::print(&format!("{namespace}/{pod}: at most {percent} % of each GPU\n"))?;
     if story.on.is_empty() {
         console::say("note: it is on no GPU now; the limit counts from its start on");
@@ -129,22 +129,27 @@ async fn print_snapshot(args: &Snapshot) -> anyhow::Result<ExitCode> {
 }
 
 async fn explain(args: &Explain) -> anyhow::Result<ExitCode> {
-    let namespace = match &args.at.namespace {
-        Some(namespace) => namespace.clone(),
+    let wanted = match (args.pod.contains('/'), &args.from.snapshot) {
+        (true, _) => args.pod.clone(),
         // A saved snapshot is explained without a cluster.
-        None if args.from.snapshot.is_some() => "default".into(),
-        None => reach(&args.at).await?.1,
-    };
-    let wanted = match args.pod.contains('/') {
-        true => args.pod.clone(),
-        false => format!("{namespace}/{}", args.pod),
+        (false, Some(_)) => {
+            format!("{}/{}", args.at.namespace.as_deref().unwrap_or("default"), args.pod)
+        }
+        (false, None) => {
+            let (client, namespace) = reach(&args.at).await?;
+            name_in_journal(&client, &namespace, &args.pod).await
+        }
     };
     let journal = snapshot_of(&args.from, &args.at.cluster.access()).await?;
     let mut story = explain::Explain::new(&wanted);
     journal::read(journal.as_slice(), &mut story).context("could not read the snapshot")?;
     if !story.found() {
         console::say_lines(&format!("the scheduler's journal has no pod {wanted}"));
-        let similar: Vec<&str> = story.similar().take(5).collect();
+        // A pod that replaced another one goes on under the name of the first.
+        let stem = wanted.rsplit_once('-').map_or(wanted.as_str(), |(stem, _)| stem);
+        let mut siblings = explain::Explain::new(stem);
+        journal::read(journal.as_slice(), &mut siblings).context("could not read the snapshot")?;
+        let similar: Vec<&str> = siblings.similar().take(5).collect();
         let hint = match similar[..] {
             [] => {
                 "the journal begins when the nodes changed last; `why` asks the API server".into()
