@@ -134,7 +134,7 @@ def test_what_cannot_be_meant_is_refused_in_words(
 def test_other_pods_are_left_alone(plane: ControlPlane, webhook: Webhook, namespace: str) -> None:
     whole = made(plane, namespace, "whole", {"nvidia.com/gpu": "1"})
     assert asks(whole) == ({"nvidia.com/gpu": "1"}, {}, "default-scheduler")
-    hami = {"nvidia.com/gpumem": "3000"}
+    hami = {"nvidia.com/gpumem": "3333"}
     other = made(plane, namespace, "other", hami, spec={"schedulerName": "hami-scheduler"})
     assert asks(other) == (hami, {}, "hami-scheduler")
     ignored = made(plane, namespace, "ignored", hami, labels={"roommate.dev/webhook": "ignore"})

@@ -292,7 +292,7 @@ impl Trial {
             .collect()
     }
 
-    /// What was done to others, each with the last reason.
+    /// What was done to others, each with the first reason: those that follow are why it waits then.
     fn others(&self, job: JobIdx, changed: &Changed) -> Vec<String> {
         let mut told = Vec::new();
         for action in changed.actions.iter().filter(|a| a.job() != job) {
@@ -305,7 +305,7 @@ impl Trial {
                 Action::Tune(_, knobs) => format!("runs {}", how(*knobs)),
                 Action::Reject(..) => "is refused".into(),
             };
-            let why = changed.whys.iter().rev().find(|(j, _)| *j == other);
+            let why = changed.whys.iter().find(|(j, _)| *j == other);
             let why = why.map_or(String::new(), |(_, why)| format!(" ({why})"));
             let text = format!("{} {what}{why}", self.snapshot.job(other));
             if !told.contains(&text) {

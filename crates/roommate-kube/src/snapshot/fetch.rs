@@ -41,9 +41,11 @@ pub async fn fetch(
         Scheduler::Leader(namespace, lease) => {
             let (namespace, pod) = leader(client, namespace, lease).await?;
             let named = format!("pod {namespace}/{pod}");
-            // The port is forwarded as long as this lives.
-            let (_forward, address) = forward(access, &namespace, &pod).await?;
-            page(&address).await.map_err(|e| unreachable(&named, &e))
+            let (mut child, address) = forward(access, &namespace, &pod).await?;
+            let page = page(&address).await.map_err(|e| unreachable(&named, &e));
+            // It ends with its parent anyway; this way it is not left behind as a zombie.
+            child.kill().await.unwrap_or_default();
+            page
         }
     }
 }
@@ -74,7 +76,7 @@ async fn leader(client: &Client, namespace: &str, lease: &str) -> Result<(String
     }
 }
 
-/// Forwards a port to a pod with kubectl; until the child is dropped.
+/// Forwards a port to a pod with kubectl, as long as the child lives.
 async fn forward(access: &Access, namespace: &str, pod: &str) -> Result<(Child, String), Error> {
     let mut command = Command::new("kubectl");
     if let Some(path) = &access.kubeconfig {

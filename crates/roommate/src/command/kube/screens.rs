@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 
 /// The GPUs with their tenants, and those that are idle.
 pub(super) fn top(view: &View, wide: bool) -> String {
-    let mut head =
-        row(&["NODE", "GPU", "POD", "CLASS", "SHARE", "MOST", "MEMORY", "STEP", "STATE"]);
+    let mut head = row(&["NODE", "GPU", "POD", "CLASS", "SHARE", "MEMORY", "STEP", "STATE"]);
     if wide {
         head.extend(row(&["MODEL", "ROOMMATES"]));
     }
@@ -39,14 +38,30 @@ pub(super) fn top(view: &View, wide: bool) -> String {
             (0..node.gpus).filter(|gpu| !tenants.iter().any(|t| t.gpu == *gpu)).collect();
         if !idle.is_empty() {
             let state = if node.up { "idle" } else { "down" };
-            let mut cells = row(&[name, &ranges(&idle), "-", "-", "-", "-", "-", "-", state]);
+            let mut cells = row(&[name, &ranges(&idle), "-", "-", "-", "-", "-", state]);
             if wide {
                 cells.extend([node.model.clone(), String::new()]);
             }
             rows.push(cells);
         }
     }
+    if !wide {
+        narrow(&mut rows, console::width());
+    }
     table::align_left(&rows)
+}
+
+/// Leaves out what is least missed, until the table fits.
+fn narrow(rows: &mut [Vec<String>], width: Option<usize>) {
+    for column in ["CLASS", "MEMORY", "STEP"] {
+        let widest = table::align_left(rows).lines().map(|l| l.chars().count()).max();
+        if width.is_none_or(|width| widest.is_some_and(|widest| widest <= width)) {
+            return;
+        }
+        if let Some(at) = rows[0].iter().position(|head| head == column) {
+            rows.iter_mut().for_each(|row| drop(row.remove(at)));
+        }
+    }
 }
 
 fn row(cells: &[&str]) -> Vec<String> {
@@ -54,14 +69,15 @@ fn row(cells: &[&str]) -> Vec<String> {
 }
 
 fn tenant_row(tenant: &Tenant) -> Vec<String> {
-    let percent = |value: f64| format!("{value}%");
+    // From what it is promised to the most that it may use.
+    let (least, most) = (tenant.share_percent.unwrap_or(0.0), tenant.limit_percent);
+    let share = if least == most { format!("{most}%") } else { format!("{least}-{most}%") };
     vec![
         tenant.node.clone(),
         tenant.gpu.to_string(),
         format!("{}/{}", tenant.namespace, tenant.pod),
         tenant.class.clone(),
-        tenant.share_percent.map_or("-".into(), percent),
-        percent(tenant.limit_percent),
+        share,
         tenant.mem_mib.map_or("-".into(), memory),
         tenant.step_s.map_or("-".into(), |s| format!("{s:.3}s")),
         tenant.state.into(),
@@ -173,7 +189,7 @@ pub(super) fn story(story: &Story) -> String {
     if let Some(written) = &story.translated_from {
         tell("asked as", written.clone());
     }
-    let mut text = wrapped(&rows, ": ");
+    let mut text = wrapped(&rows, table::GAP);
     if !story.events.is_empty() {
         let mut rows = vec![row(&["AGE", "BY", "EVENT", "WHAT"])];
         let events = story.events.iter();
@@ -277,8 +293,17 @@ mod tests {
     #[test]
     fn the_top_screen_fits_eighty_columns() {
         let text = top(&view(), false);
-        expect_test::expect![[r#""#]].assert_eq(&text);
+        expect_test::expect![[r#"
+            NODE   GPU    POD                 CLASS       SHARE   MEMORY  STEP    STATE
+            gpu-0  1      ml/bert-finetune-0  guaranteed  30-50%  8Gi     0.250s  running
+            gpu-0  1      ml/resnet-0         guaranteed  0-100%  -       -       running
+            gpu-0  0,2-3  -                   -           -       -       -       idle
+            gpu-1  0-3    -                   -           -       -       -       idle
+        "#]].assert_eq(&text);
         assert!(text.lines().all(|line| line.chars().count() <= 80));
+        let mut rows = vec![row(&["NODE", "CLASS", "STATE"]), row(&["gpu-0", "service", "idle"])];
+        narrow(&mut rows, Some(14));
+        assert_eq!(rows[1], ["gpu-0", "idle"]);
         assert_eq!(summary(&view()), "2 pods on 1 of 8 GPUs, 1 pod waits");
     }
 
@@ -287,7 +312,13 @@ mod tests {
         let waiting = &view().waiting;
         let mut rows = vec![row(&["POD", "QUEUE", "GPUS", "WHY"])];
         rows.push(vec!["ml/waits".into(), "default".into(), "1".into(), waiting[0].why.clone()]);
-        expect_test::expect![[r#""#]].assert_eq(&wrapped_within(&rows, table::GAP, Some(60)));
+        expect_test::expect![[r#"
+            POD       QUEUE    GPUS  WHY
+            ml/waits  default  1     waits: beside job ml/a it would run
+                                     at 0.52 of its speed alone and cost
+                                     its roommates 0.61
+        "#]]
+        .assert_eq(&wrapped_within(&rows, table::GAP, Some(60)));
         let whole = wrapped_within(&rows, table::GAP, None);
         assert_eq!(whole.lines().count(), 2);
     }

@@ -171,7 +171,11 @@ fn screen(verdict: &Verdict, count: usize) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut tell = |what: &str, text: String| rows.push(vec![what.into(), text]);
     let more = if count > 1 { format!(" and {} like it", count - 1) } else { String::new() };
-    tell("job", format!("{}{more}, {}", verdict.job, table::count(verdict.gpus.into(), "GPU")));
+    let gpus = match verdict.gpus {
+        0 => String::new(),
+        gpus => format!(", {}", table::count(gpus.into(), "GPU")),
+    };
+    tell("job", format!("{}{more}{gpus}", verdict.job));
     let after = |s: f64| Span::from_secs(s).to_string();
     match (verdict.outcome, verdict.starts_in_s) {
         (Outcome::Starts, _) => tell("starts", "at once".into()),
@@ -195,7 +199,7 @@ fn screen(verdict: &Verdict, count: usize) -> String {
     }
     if let Some(runs) = &verdict.runs {
         let share = match runs.share_percent {
-            Some(percent) => format!("{percent} % of each"),
+            Some(percent) => format!("{percent} % of each GPU"),
             None => "no promised part".into(),
         };
         let most = match runs.limit_percent {
@@ -208,7 +212,7 @@ fn screen(verdict: &Verdict, count: usize) -> String {
     for roommate in &verdict.roommates {
         let before = roommate
             .before
-            .map_or(String::new(), |before| format!("; {:.2} times before", before.times));
+            .map_or(String::new(), |before| format!(", {:.2} times before", before.times));
         tell(
             "beside",
             format!("{}: its steps {}{before}", roommate.job, relative(&roommate.after)),
@@ -217,7 +221,7 @@ fn screen(verdict: &Verdict, count: usize) -> String {
     for other in &verdict.others {
         tell("then", other.clone());
     }
-    screens::wrapped(&rows, ": ")
+    screens::wrapped(&rows, table::GAP)
 }
 
 fn relative(slowdown: &Slowdown) -> String {
@@ -228,7 +232,7 @@ fn relative(slowdown: &Slowdown) -> String {
     let how = match source {
         Source::Measured => "as measured",
         Source::Learnt => "predicted from what both use",
-        Source::Thumb => "by rule of thumb: nothing similar was measured",
+        Source::Thumb => "by rule of thumb",
     };
     format!("take {times:.2} times as long as alone, {how}")
 }
@@ -263,9 +267,24 @@ mod tests {
 
     #[test]
     fn a_verdict_reads_like_an_answer() {
-        expect_test::expect![[r#""#]].assert_eq(&screen(&verdict(Outcome::Waits), 3));
+        expect_test::expect![[r#"
+            job     ml/t and 2 like it, 1 GPU
+            starts  after about 12m 34s
+            why     does not fit: needs 1 GPUs, 0 idle in the cluster
+            queue   2 jobs wait besides
+            on      gpu-0, GPU 1
+            share   30 % of each GPU
+            steps   take 1.25 times as long as alone, predicted from what both use
+            beside  ml/resnet-0: its steps take 1.40 times as long as alone, by rule of thumb, 1.00 times before
+            then    ml/idle is suspended (suspended for job ml/t)
+        "#]].assert_eq(&screen(&verdict(Outcome::Waits), 3));
         let refused = never("ml/t".into(), "it asks for no roommate.dev/gpu".into());
-        expect_test::expect![[r#""#]].assert_eq(&screen(&refused, 1));
+        expect_test::expect![[r#"
+            job     ml/t
+            starts  never
+            why     it asks for no roommate.dev/gpu
+        "#]]
+        .assert_eq(&screen(&refused, 1));
     }
 
     #[test]
