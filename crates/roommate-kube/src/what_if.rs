@@ -292,7 +292,8 @@ impl Trial {
             .collect()
     }
 
-    /// What was done to others, each with the first reason: those that follow are why it waits then.
+    /// What was done to others. The first reason is why a job left its place, the last one is about
+    /// what became of it then.
     fn others(&self, job: JobIdx, changed: &Changed) -> Vec<String> {
         let mut told = Vec::new();
         for action in changed.actions.iter().filter(|a| a.job() != job) {
@@ -305,7 +306,12 @@ impl Trial {
                 Action::Tune(_, knobs) => format!("runs {}", how(*knobs)),
                 Action::Reject(..) => "is refused".into(),
             };
-            let why = changed.whys.iter().find(|(j, _)| *j == other);
+            let mut whys = changed.whys.iter().filter(|(j, _)| *j == other);
+            let first = whys.next();
+            let why = match action {
+                Action::Start(..) | Action::Move(..) | Action::Tune(..) => whys.next_back(),
+                Action::Stop(_) | Action::Suspend(_) | Action::Reject(..) => first,
+            };
             let why = why.map_or(String::new(), |(_, why)| format!(" ({why})"));
             let text = format!("{} {what}{why}", self.snapshot.job(other));
             if !told.contains(&text) {

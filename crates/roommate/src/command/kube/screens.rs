@@ -299,7 +299,8 @@ mod tests {
             gpu-0  1      ml/resnet-0         guaranteed  0-100%  -       -       running
             gpu-0  0,2-3  -                   -           -       -       -       idle
             gpu-1  0-3    -                   -           -       -       -       idle
-        "#]].assert_eq(&text);
+        "#]]
+        .assert_eq(&text);
         assert!(text.lines().all(|line| line.chars().count() <= 80));
         let mut rows = vec![row(&["NODE", "CLASS", "STATE"]), row(&["gpu-0", "service", "idle"])];
         narrow(&mut rows, Some(14));

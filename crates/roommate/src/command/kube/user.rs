@@ -146,8 +146,10 @@ async fn explain(args: &Explain) -> anyhow::Result<ExitCode> {
     if !story.found() {
         console::say_lines(&format!("the scheduler's journal has no pod {wanted}"));
         // A pod that replaced another one goes on under the name of the first.
-        let stem = wanted.rsplit_once('-').map_or(wanted.as_str(), |(stem, _)| stem);
-        let mut siblings = explain::Explain::new(stem);
+        let (namespace, pod) = wanted.split_once('/').unwrap_or(("", &wanted));
+        let stem = pod.rsplit_once('-').map_or(pod, |(stem, _)| stem);
+        let stem = format!("{namespace}/{stem}");
+        let mut siblings = explain::Explain::new(&stem);
         journal::read(journal.as_slice(), &mut siblings).context("could not read the snapshot")?;
         let similar: Vec<&str> = siblings.similar().take(5).collect();
         let hint = match similar[..] {

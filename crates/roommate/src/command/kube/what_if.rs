@@ -187,10 +187,8 @@ fn screen(verdict: &Verdict, count: usize) -> String {
         tell("why", why.clone());
     }
     if verdict.outcome == Outcome::Waits && verdict.others_waiting > 0 {
-        tell(
-            "queue",
-            format!("{} wait besides", table::count(verdict.others_waiting as u64, "job")),
-        );
+        let others = table::count(verdict.others_waiting as u64, "other job");
+        tell("queue", format!("with {others}"));
     }
     for place in &verdict.places {
         let numbers: Vec<String> = place.gpus.iter().map(ToString::to_string).collect();
@@ -207,16 +205,11 @@ fn screen(verdict: &Verdict, count: usize) -> String {
             percent => format!(", at most {percent} %"),
         };
         tell("share", share + &most);
-        tell("steps", relative(&runs.slowdown));
+        tell("steps", relative(&runs.slowdown, None));
     }
     for roommate in &verdict.roommates {
-        let before = roommate
-            .before
-            .map_or(String::new(), |before| format!(", {:.2} times before", before.times));
-        tell(
-            "beside",
-            format!("{}: its steps {}{before}", roommate.job, relative(&roommate.after)),
-        );
+        let steps = relative(&roommate.after, roommate.before.as_ref());
+        tell("beside", format!("{}: its steps {steps}", roommate.job));
     }
     for other in &verdict.others {
         tell("then", other.clone());
@@ -224,7 +217,7 @@ fn screen(verdict: &Verdict, count: usize) -> String {
     screens::wrapped(&rows, table::GAP)
 }
 
-fn relative(slowdown: &Slowdown) -> String {
+fn relative(slowdown: &Slowdown, before: Option<&Slowdown>) -> String {
     let Slowdown { times, source } = *slowdown;
     if times == 1.0 && source == Source::Measured {
         return "take as long as alone".into();
@@ -234,7 +227,8 @@ fn relative(slowdown: &Slowdown) -> String {
         Source::Learnt => "predicted from what both use",
         Source::Thumb => "by rule of thumb",
     };
-    format!("take {times:.2} times as long as alone, {how}")
+    let before = before.map_or(String::new(), |b| format!(" (before: {:.2})", b.times));
+    format!("take {times:.2} times as long as alone{before}, {how}")
 }
 
 #[cfg(test)]
@@ -271,11 +265,11 @@ mod tests {
             job     ml/t and 2 like it, 1 GPU
             starts  after about 12m 34s
             why     does not fit: needs 1 GPUs, 0 idle in the cluster
-            queue   2 jobs wait besides
+            queue   with 2 other jobs
             on      gpu-0, GPU 1
             share   30 % of each GPU
             steps   take 1.25 times as long as alone, predicted from what both use
-            beside  ml/resnet-0: its steps take 1.40 times as long as alone, by rule of thumb, 1.00 times before
+            beside  ml/resnet-0: its steps take 1.40 times as long as alone (before: 1.00), by rule of thumb
             then    ml/idle is suspended (suspended for job ml/t)
         "#]].assert_eq(&screen(&verdict(Outcome::Waits), 3));
         let refused = never("ml/t".into(), "it asks for no roommate.dev/gpu".into());
