@@ -1,5 +1,5 @@
-//! The certificate of the webhook: given as files, which are read again when they change, or made at
-//! the start and told to the API server.
+//! The certificate of the webhook: given as files, which are read again when they change, or made
+//! at the start and told to the API server.
 
 use crate::client::{Access, Error, Failure, client, get, send};
 use http::Method;
