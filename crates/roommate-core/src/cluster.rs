@@ -176,11 +176,11 @@ fn amount(field: &str, unit: char, per_unit: f64) -> Result<Option<u32>, String>
     }
 }
 
-/// Memory of a GPU in MiB, from `80g` or `143771m`.
+/// Memory of a GPU in MiB, from `80g` or `143771m`; `0g` = not known.
 fn gpu_memory(text: &str) -> Result<u32, String> {
     let parsed = |unit: char, mib: f64| {
         let n = text.strip_suffix(unit)?.parse::<f64>().ok()? * mib;
-        (1.0..=1e9).contains(&n).then_some(n as u32)
+        (n == 0.0 || (1.0..=1e9).contains(&n)).then_some(n as u32)
     };
     parsed('g', 1024.0)
         .or_else(|| parsed('m', 1.0))
@@ -261,6 +261,7 @@ mod tests {
         check("1x1:mystery", "1x1:mystery = 1 GPUs on 1 nodes");
         check("1x8:a100/80g", "1x8:a100/80g = 8 GPUs on 1 nodes");
         check("1x8:a100/40g", "1x8:a100 = 8 GPUs on 1 nodes");
+        check("1x8:a100/0g", "1x8:a100/0g = 8 GPUs on 1 nodes");
         check("1x1:h200/143771m=1:16c", "1x1:h200/143771m=1:16c = 1 GPUs on 1 nodes");
         check("1x1:gpu/24g", "1x1:gpu/24g = 1 GPUs on 1 nodes");
     }

@@ -76,6 +76,9 @@ pub struct Head {
     /// Why an earlier part of the same journal was omitted; `None` if nothing was omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continues: Option<String>,
+    /// Names of the nodes, in the order of the cluster; empty where nodes have only numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
 }
 
 impl Head {
@@ -99,6 +102,7 @@ impl Head {
             known_pairs: None,
             learned: None,
             continues: None,
+            nodes: Vec::new(),
         }
     }
 
@@ -554,6 +558,8 @@ impl Check {
                 self.headed = true;
                 self.goes_on = [LIVE, CLUSTER].contains(&head.world.as_str());
                 (self.gpus, self.nodes) = (head.cluster.gpus(), head.cluster.nodes());
+                let named = head.nodes.is_empty() || head.nodes.len() == self.nodes as usize;
+                self.require(named, "another number of names than of nodes")?;
                 to.head(&head);
             }
             In::Profile(p) => {

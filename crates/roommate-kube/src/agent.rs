@@ -114,7 +114,7 @@ pub async fn run(
 ) -> Result<(), Error> {
     make_folders(&options)?;
     let (to_machine, mut inputs) = mpsc::unbounded_channel::<Input>();
-    let (machine, kind) = open(&options, to_machine)?;
+    let (machine, kind) = open(&options, &to_machine)?;
     told(&format!("devices: {}", machine.enforcement().what));
     let client = client(&options.access).await?;
     let version = client.apiserver_version().await.map_err(Error::api("the API server"))?;
@@ -194,7 +194,7 @@ fn make_folders(options: &Options) -> Result<(), Error> {
 }
 
 /// Opens the devices: GPUs if there are any, unless a type is asked for.
-fn open(options: &Options, to: mpsc::UnboundedSender<Input>) -> Result<(Machine, Kind), Error> {
+fn open(options: &Options, to: &mpsc::UnboundedSender<Input>) -> Result<(Machine, Kind), Error> {
     let open = |kind: Kind| {
         let to = to.clone();
         let usual = Setup::of_cores(Paths::new(&options.state), options.program.clone());
@@ -331,7 +331,7 @@ impl Agent {
             if let Report::Notice { what, .. } = &report {
                 told(what);
             }
-            self.tenants.reported(report, &mut self.notes);
+            self.tenants.reported(&report, &mut self.notes);
         }
         self.tenants.note(&mut self.notes);
         self.notes.send(Instant::now());

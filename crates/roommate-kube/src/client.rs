@@ -2,11 +2,13 @@
 
 use crate::world::Answer;
 use http::{Method, Request};
+use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+pub use kube::Client;
 
 /// How long a write may take before its outcome counts as unknown.
 pub const WITHIN: Duration = Duration::from_secs(5);
@@ -108,9 +110,16 @@ pub async fn config(access: &Access) -> Result<Config, Error> {
 
 /// The client.
 pub async fn client(access: &Access) -> Result<Client, Error> {
+    Ok(client_in(access).await?.0)
+}
+
+/// The client, and the namespace that is meant where none is named.
+pub async fn client_in(access: &Access) -> Result<(Client, String), Error> {
     let config = config(access).await?;
+    let namespace = config.default_namespace.clone();
     let server = config.cluster_url.to_string();
-    Client::try_from(config).map_err(Error::api(format!("API server {server}")))
+    let client = Client::try_from(config).map_err(Error::api(format!("API server {server}")))?;
+    Ok((client, namespace))
 }
 
 /// Sends JSON; `kind` is the content type. Waits for the answer for a bounded time.

@@ -37,6 +37,10 @@ pub const EXPECTED_RATE: &str = "roommate.dev/expected-rate";
 pub const SERVICE: &str = "roommate.dev/service";
 /// Who made an object, a label; the value is `roommate`.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// A label of pods: `ignore` keeps the webhook from them.
+pub const WEBHOOK: &str = "roommate.dev/webhook";
+/// What the webhook translated into these names, as its user wrote it.
+pub const TRANSLATED: &str = "roommate.dev/translated-from";
 
 /// What the scheduler decided for a pod; written with the binding.
 pub const ASSIGNMENT: &str = "roommate.dev/assignment";

@@ -479,7 +479,7 @@ impl Leader {
             Ask::Metrics(to) => {
                 drop(to.send(self.metrics.page(Some(&self.world), self.term)));
             }
-            Ask::Snapshot(to) => drop(to.send(self.world.journal())),
+            Ask::Snapshot(to) => drop(to.send(self.world.snapshot(self.now()))),
         }
     }
 }

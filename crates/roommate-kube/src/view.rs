@@ -4,8 +4,10 @@
 use crate::assignment::{Applied, Assignment};
 use crate::client::{Error, Failure, get, send};
 use crate::names;
-use crate::objects::Pod;
+use crate::objects::{Node, Pod};
+use crate::world::Shape;
 use http::Method;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use roommate_core::event::Sample;
 use serde::Serialize;
@@ -33,7 +35,8 @@ pub struct Tenant {
     /// Promised memory, MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_mib: Option<u32>,
-    /// `running`, `starting`, `suspended` or `ending`.
+    /// `running`, `changing` (its node has not yet done what was decided), `starting`, `suspended`
+    /// or `ending`.
     pub state: &'static str,
     /// Whether the agent of the node has put the assignment into force.
     pub in_force: bool,
@@ -61,9 +64,27 @@ pub struct Waiting {
     pub why: String,
 }
 
+/// A node as people see it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NodeGpus {
+    /// Its name.
+    pub node: String,
+    /// Its GPUs.
+    pub gpus: u16,
+    /// Name of their model.
+    pub model: String,
+    /// Memory of each, MiB; 0 = not known.
+    pub mem_mib: u32,
+    /// Whether pods can run there.
+    pub up: bool,
+}
+
 /// A cluster as people see it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct View {
+    /// Nodes with GPUs; empty where they were not read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeGpus>,
     /// Pods on GPUs, by node and GPU.
     pub tenants: Vec<Tenant>,
     /// Pods that wait, the oldest first.
@@ -81,6 +102,32 @@ impl View {
         let list = list.map_err(|e| Error::Other(format!("list of pods: {e}")))?;
         let items = list.get("items").and_then(Value::as_array);
         Ok(Self::of(items.map_or(&[], Vec::as_slice)))
+    }
+
+    /// Adds the nodes with their GPUs.
+    pub async fn with_nodes(self, client: &Client) -> Result<Self, Error> {
+        let list = get(client, "/api/v1/nodes").await;
+        let list = list.map_err(|e| Error::Other(format!("list of nodes: {e}")))?;
+        let items = list.get("items").and_then(Value::as_array);
+        Ok(self.with(items.map_or(&[], Vec::as_slice)))
+    }
+
+    /// The same of these nodes.
+    pub fn with(mut self, nodes: &[Value]) -> Self {
+        let node = |value: &Value| {
+            let node: Node = serde_json::from_value(value.clone()).ok()?;
+            let shape = Shape::of(&node, names::RESOURCE)?;
+            Some(NodeGpus {
+                node: node.name().into(),
+                gpus: shape.gpus,
+                model: shape.model,
+                mem_mib: shape.mem_mib,
+                up: node.is_ready(),
+            })
+        };
+        self.nodes = nodes.iter().filter_map(node).collect();
+        self.nodes.sort_by(|a, b| a.node.cmp(&b.node));
+        self
     }
 
     /// The view of these pods.
@@ -122,6 +169,7 @@ fn tenant(pod: &Pod, node: &str, gpu: u16, assignment: &Assignment) -> Tenant {
     let knobs = &assignment.knobs;
     let sample = pod.annotation(names::MEASURED);
     let sample = sample.and_then(|text| serde_json::from_str::<Sample>(text).ok());
+    let applied = Applied::of(pod);
     Tenant {
         node: node.into(),
         gpu,
@@ -134,10 +182,12 @@ fn tenant(pod: &Pod, node: &str, gpu: u16, assignment: &Assignment) -> Tenant {
         state: match (pod.metadata.deletion_timestamp.is_some(), assignment.suspended) {
             (true, _) => "ending",
             (_, true) => "suspended",
+            // Nodes without an agent say nothing.
+            _ if applied.is_some_and(|a| a < assignment.applied()) => "changing",
             _ if pod.phase() == "Running" => "running",
             _ => "starting",
         },
-        in_force: Applied::of(pod) >= Some(assignment.applied()),
+        in_force: applied >= Some(assignment.applied()),
         step_s: sample.map(|s| s.step_s.get()).filter(|s| *s > 0.0),
         roommates: Vec::new(),
     }
@@ -165,6 +215,12 @@ fn waiting(pod: &Pod, value: &Value) -> Waiting {
         since: since.unwrap_or_default().into(),
         why: why.into(),
     }
+}
+
+/// Seconds since a time that the API server wrote.
+pub fn seconds_since(at: &str) -> Option<f64> {
+    let at: Timestamp = at.parse().ok()?;
+    Some(Timestamp::now().duration_since(at).as_secs_f64().max(0.0))
 }
 
 /// Sets the most of each GPU that a pod may use, in percent.

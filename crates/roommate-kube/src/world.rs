@@ -26,6 +26,7 @@ mod tests;
 pub use figures::{Figures, NodeFigures, Pending, QueueFigures, TenantFigures};
 pub use part::Shape;
 pub use queue::{Grant, QueueReport};
+pub(crate) use reconcile::gang_of;
 
 use crate::assignment::{Applied, Assignment};
 use crate::constraint::selects;
@@ -38,6 +39,7 @@ use queue::{Arrival, Queue};
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::Phase;
+use roommate_core::journal::{Observer as _, Writer};
 use roommate_core::policy::{self, Params, PolicyError};
 use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
@@ -447,6 +449,17 @@ impl World {
     /// The journal of the current part: `roommate replay` decides it again.
     pub fn journal(&self) -> Vec<u8> {
         self.part.as_ref().map(Part::journal).unwrap_or_default()
+    }
+
+    /// The same with an end line that says how late it is: nothing may have happened for long.
+    pub fn snapshot(&self, now: Time) -> Vec<u8> {
+        let mut journal = self.journal();
+        if !journal.is_empty() {
+            let mut end = Writer::new(&mut journal);
+            end.end(now.max(self.now));
+            end.finish().expect("memory can always be written to");
+        }
+        journal
     }
 
     /// When [`Self::step`] is due at the latest, if nothing is observed before.

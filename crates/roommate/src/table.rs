@@ -33,7 +33,7 @@ fn align_words(rows: &[Vec<String>], words: usize) -> String {
 }
 
 /// Between two columns.
-const GAP: &str = "  ";
+pub(crate) const GAP: &str = "  ";
 
 fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

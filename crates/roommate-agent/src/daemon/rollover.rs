@@ -411,6 +411,7 @@ mod tests {
             known_pairs: None,
             learned: None,
             continues: None,
+            nodes: Vec::new(),
         });
         let profile = Profile::of_step(1.0);
         writer.profile(&ProfileLine { idx: ProfileIdx(0), name: "p".into(), profile });

@@ -91,7 +91,8 @@ impl Containers {
 
     /// Takes the group of a container under this name.
     pub(crate) fn take(&self, name: &str, found: &Found) {
-        let cores = found.folders.iter().find_map(|f| groups::cpu_limit(f)).flatten();
+        let cores = found.folders.iter().find_map(|f| groups::cpu_limit(f));
+        let cores = cores.filter(|cores| cores.is_finite());
         let container = Container { folders: found.folders.clone(), cores };
         self.lock().insert(name.into(), container);
     }

@@ -166,8 +166,9 @@ pub(crate) fn limit_cpu(folder: &Path, cores: Option<f64>) -> io::Result<()> {
     quota.map_or(Ok(()), |quota| fs::write(&at_quota, quota.to_string()))
 }
 
-/// The cores to which the CPU time of a group is limited, if its hierarchy limits CPU time.
-pub(crate) fn cpu_limit(folder: &Path) -> Option<Option<f64>> {
+/// The cores to which the CPU time of a group is limited, infinite without a limit; none if its
+/// hierarchy does not limit CPU time.
+pub(crate) fn cpu_limit(folder: &Path) -> Option<f64> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let (quota, period) = match read("cpu.max") {
         Some(text) => {
@@ -177,7 +178,8 @@ pub(crate) fn cpu_limit(folder: &Path) -> Option<Option<f64>> {
         None => (read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?),
     };
     let number = |text: String| text.trim().parse::<f64>().ok().filter(|n| *n > 0.0);
-    Some(number(quota).zip(number(period)).map(|(quota, period)| quota / period))
+    let limit = number(quota).zip(number(period)).map(|(quota, period)| quota / period);
+    Some(limit.unwrap_or(f64::INFINITY))
 }
 
 /// Sets how much CPU time a group gets beside others.

@@ -27,6 +27,8 @@ pub struct Explain {
     names: IdxVec<JobIdx, String>,
     /// First GPU of each node.
     nodes: Vec<u32>,
+    /// Names of the nodes, where they have any.
+    node_names: Vec<String>,
     gpus: u32,
     waiting: u32,
     held: IdxVec<JobIdx, u16>,
@@ -49,6 +51,7 @@ impl Explain {
             job: None,
             names: IdxVec::new(),
             nodes: Vec::new(),
+            node_names: Vec::new(),
             gpus: 0,
             waiting: 0,
             held: IdxVec::new(),
@@ -97,7 +100,8 @@ impl Explain {
                 rest[..here].iter().map(|g| (g.0 - self.nodes[node]).to_string()).collect();
             let plural = if here == 1 { "GPU" } else { "GPUs" };
             let semicolon = if text.is_empty() { "" } else { "; " };
-            text += &format!("{semicolon}node {node}: {plural} {}", numbers.join(" "));
+            let name = self.node_names.get(node).cloned().unwrap_or_else(|| node.to_string());
+            text += &format!("{semicolon}node {name}: {plural} {}", numbers.join(" "));
             rest = &rest[here..];
         }
         text + &share(p.knobs)
@@ -183,6 +187,7 @@ impl Explain {
 impl Observer for Explain {
     fn head(&mut self, head: &Head) {
         self.gpus = head.cluster.gpus();
+        self.node_names.clone_from(&head.nodes);
         let mut first = 0;
         for group in &head.cluster.groups {
             for _ in 0..group.count {

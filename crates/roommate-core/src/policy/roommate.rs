@@ -65,6 +65,7 @@ enum Source {
 }
 
 /// Parameters of `roommate`.
+#[expect(clippy::struct_excessive_bools, reason = "each turns another part on")]
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {

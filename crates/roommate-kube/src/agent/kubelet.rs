@@ -1,5 +1,5 @@
 //! What is said between the kubelet and the agent: messages of its device plugin API (v1beta1) and
-//! of its list of pods with their devices (PodResources v1), and the calls to it.
+//! of its list of pods with their devices (`PodResources` v1), and the calls to it.
 
 use http::uri::PathAndQuery;
 use std::collections::HashMap;

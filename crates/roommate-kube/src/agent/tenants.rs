@@ -25,6 +25,7 @@ const MEASURED_EVERY: Duration = Duration::from_secs(2);
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// A pod that uses devices of the node.
+#[expect(clippy::struct_excessive_bools, reason = "each says something else of one pod")]
 struct Known {
     pod: Pod,
     of: OfPod,
@@ -188,8 +189,8 @@ impl Tenants {
     }
 
     /// What the machine reports.
-    pub(super) fn reported(&mut self, report: Report, notes: &mut Notes) {
-        let (job, kind) = match report {
+    pub(super) fn reported(&mut self, report: &Report, notes: &mut Notes) {
+        let (job, kind) = match *report {
             Report::Started { job, .. } | Report::Stopped { job, .. } | Report::Tuned(job) => {
                 (job, Told::InForce)
             }
@@ -267,7 +268,6 @@ impl Tenants {
             .add(&[("node", node), ("tier", &view.tier)], f64::from(view.gpus));
         page.counter("roommate_registrations_total", "Registrations at the kubelet.")
             .add(&[("node", node)], view.registrations as f64);
-        type Value = fn(&Known) -> Option<f64>;
         let families: [(&str, bool, &str, Value); 8] = [
             ("roommate_tenant_share_ratio", false, "Promised part of each of its devices.", |k| {
                 let knobs = k.attached.as_ref()?.1.knobs;
@@ -318,6 +318,9 @@ impl Tenants {
         page.text()
     }
 }
+
+/// The value of a metric of a pod, where it has one.
+type Value = fn(&Known) -> Option<f64>;
 
 /// What a report says of a pod.
 enum Told {

@@ -259,7 +259,8 @@ impl Part {
             cluster.to_string().parse().unwrap_or(cluster)
         };
         let run = (&*settings.policy, settings.all_params()?);
-        let head = Head::new(CLUSTER, run, cluster, settings.costs, settings.seed);
+        let mut head = Head::new(CLUSTER, run, cluster, settings.costs, settings.seed);
+        head.nodes = known.iter().map(|node| node.name.clone()).collect();
         let log = Log::default();
         let mut writer = Writer::new(log.clone());
         writer.head(&head);

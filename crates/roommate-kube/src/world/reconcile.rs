@@ -791,7 +791,7 @@ impl Work {
 }
 
 /// The gang of a pod, in the spellings that are known.
-fn gang_of(pod: &Pod) -> Option<(String, String)> {
+pub(crate) fn gang_of(pod: &Pod) -> Option<(String, String)> {
     let native = pod.spec.scheduling_group.as_ref().and_then(|g| g.pod_group_name.clone());
     let label = || names::GROUP_LABELS.iter().find_map(|l| pod.label(l)).map(String::from);
     let noted =

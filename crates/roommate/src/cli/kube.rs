@@ -1,5 +1,11 @@
 //! Flags of the commands for Kubernetes.
 
+mod user;
+
+pub(crate) use user::{
+    Explain, Namespace, OnPod, Resize, Shown, Snapshot, SnapshotArgs, User, WhatIf, Who,
+};
+
 use super::Output;
 use clap::{Args, Subcommand};
 use roommate_kube::client::Access;
@@ -17,6 +23,10 @@ pub(crate) enum Kube {
     Front(Front),
     /// Print the definitions of the custom resources, for kubectl apply --server-side -f -
     Crds,
+    /// Translate what pods ask for in the spelling of other products, as an admission webhook
+    Webhook(Webhook),
+    #[command(flatten)]
+    User(User),
     /// Measure how fast pods are bound on an API server, beside a peer
     Bench(Bench),
     /// Try the scheduler with random operations against an API server that fails in every way
@@ -164,6 +174,29 @@ pub(crate) struct Front {
     /// The command of the model server
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
+}
+
+/// Flags of `roommate kube webhook`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Webhook {
+    #[command(flatten)]
+    pub(crate) cluster: Cluster,
+    /// Address at which it answers the API server, over HTTPS
+    #[arg(long, default_value = "127.0.0.1:9443", value_name = "ADDRESS")]
+    pub(crate) listen: SocketAddr,
+    /// Its certificate (PEM), with those between it and its authority; read again when it changes.
+    /// One of its own making, which the API server is told to trust, unless given
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+    /// Its `MutatingWebhookConfiguration`, whose `caBundle` gets the certificate of its own making
+    #[arg(long, default_value = "roommate", value_name = "NAME", conflicts_with = "cert")]
+    pub(crate) configuration: String,
+    /// The scheduler that pods are given to
+    #[arg(long, default_value = roommate_kube::names::SCHEDULER, value_name = "NAME")]
+    pub(crate) scheduler: String,
 }
 
 /// Flags of `roommate kube bench`.

@@ -1,7 +1,11 @@
 //! `roommate kube`: the commands for Kubernetes.
 
+mod screens;
+mod user;
+mod what_if;
+
 use crate::cli::Output;
-use crate::cli::kube::{Agent, Bench, Front, Fuzz, Kube, Scheduler};
+use crate::cli::kube::{Agent, Bench, Front, Fuzz, Kube, Scheduler, Webhook};
 use crate::{ANSWER_NO, console, experiment, table};
 use anyhow::{Context, anyhow};
 use roommate_agent::device::Kind;
@@ -12,8 +16,9 @@ use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_ingress::spec::Spec;
 use roommate_kube::scheduler::{Election, Options};
+use roommate_kube::webhook::Certificate;
 use roommate_kube::world::Settings;
-use roommate_kube::{agent, bench, crd, fuzz, request, scheduler};
+use roommate_kube::{agent, bench, crd, fuzz, request, scheduler, webhook};
 use serde_json::Value;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,6 +31,8 @@ pub(super) fn run(command: Kube) -> anyhow::Result<ExitCode> {
         Kube::Agent(args) => attend(&args),
         Kube::Front(args) => stand_in_front(args),
         Kube::Crds => print_crds(),
+        Kube::Webhook(args) => admit(&args),
+        Kube::User(command) => user::run(command),
         Kube::Bench(args) => measure(&args),
         Kube::Fuzz(args) => try_randomly(&args),
     }
@@ -142,6 +149,24 @@ fn stand_in_front(args: Front) -> anyhow::Result<ExitCode> {
 
 fn print_crds() -> anyhow::Result<ExitCode> {
     console::print(&crd::yaml())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn admit(args: &Webhook) -> anyhow::Result<ExitCode> {
+    let wanted = signal::end_wanted()?;
+    let certificate = match (&args.cert, &args.key) {
+        (Some(certificate), Some(key)) => {
+            Certificate::Files { certificate: certificate.clone(), key: key.clone() }
+        }
+        _ => Certificate::Own {
+            access: args.cluster.access(),
+            configuration: args.configuration.clone(),
+        },
+    };
+    let options =
+        webhook::Options { listen: args.listen, certificate, scheduler: args.scheduler.clone() };
+    let told = &mut |what: &str| console::say_lines(what);
+    runtime()?.block_on(webhook::run(options, until(wanted), told))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,0 +1,144 @@
+//! Where a snapshot comes from: the scheduler that leads answers on its own machine only, so that
+//! only those read it whom the API server lets forward ports to its pod.
+
+use crate::client::{Access, Error, get};
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Empty};
+use hyper_util::rt::TokioIo;
+use kube::Client;
+use serde_json::Value;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+/// The scheduler that is asked.
+#[derive(Clone, Debug)]
+pub enum Scheduler {
+    /// At an address that this machine reaches.
+    At(String),
+    /// The one that holds this lease, by namespace and name.
+    Leader(String, String),
+}
+
+/// The port on which schedulers answer.
+const PORT: u16 = 10261;
+/// How long a scheduler may take for its snapshot.
+const WITHIN: Duration = Duration::from_secs(60);
+/// How long it may take until a port is forwarded.
+const FORWARDED_WITHIN: Duration = Duration::from_secs(15);
+
+/// Fetches the snapshot.
+pub async fn fetch(
+    client: &Client,
+    access: &Access,
+    scheduler: &Scheduler,
+) -> Result<Vec<u8>, Error> {
+    match scheduler {
+        Scheduler::At(address) => page(address).await.map_err(|e| unreachable(address, &e)),
+        Scheduler::Leader(namespace, lease) => {
+            let (namespace, pod) = leader(client, namespace, lease).await?;
+            let named = format!("pod {namespace}/{pod}");
+            let (mut child, address) = forward(access, &namespace, &pod).await?;
+            let page = page(&address).await.map_err(|e| unreachable(&named, &e));
+            // It ends with its parent anyway; this way it is not left behind as a zombie.
+            child.kill().await.unwrap_or_default();
+            page
+        }
+    }
+}
+
+fn unreachable(what: &str, why: &str) -> Error {
+    Error::Other(format!("scheduler at {what}: {why}"))
+}
+
+/// The pod of the scheduler that leads.
+async fn leader(client: &Client, namespace: &str, lease: &str) -> Result<(String, String), Error> {
+    let named = format!("lease {namespace}/{lease}");
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}");
+    let found = get(client, &path).await;
+    let found = found.map_err(|e| Error::Other(format!("no scheduler was found: {named}: {e}")))?;
+    let holder = found.pointer("/spec/holderIdentity").and_then(Value::as_str);
+    let holder = holder.filter(|h| !h.is_empty());
+    let holder =
+        holder.ok_or_else(|| Error::Other(format!("no scheduler leads: {named} is not held")))?;
+    // The name of its machine, which is that of its pod; its process and when that began.
+    let host = holder.rsplitn(3, '_').nth(2).unwrap_or(holder);
+    let path = format!("/api/v1/pods?fieldSelector=metadata.name%3D{host}");
+    let pods = get(client, &path).await;
+    let pods = pods.map_err(|e| Error::Other(format!("pod {host} of the scheduler: {e}")))?;
+    let pod = pods.pointer("/items/0/metadata/namespace").and_then(Value::as_str);
+    match pod {
+        Some(namespace) => Ok((namespace.into(), host.into())),
+        None => Err(Error::Other(format!("the scheduler that leads, {holder}, is not a pod"))),
+    }
+}
+
+/// Forwards a port to a pod with kubectl, as long as the child lives.
+async fn forward(access: &Access, namespace: &str, pod: &str) -> Result<(Child, String), Error> {
+    let mut command = Command::new("kubectl");
+    if let Some(path) = &access.kubeconfig {
+        command.arg("--kubeconfig").arg(path);
+    }
+    if let Some(context) = &access.context {
+        command.args(["--context", context]);
+    }
+    command.args(["--namespace", namespace, "port-forward", &format!("pod/{pod}")]);
+    command.args(["--address", "127.0.0.1", &format!(":{PORT}")]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().map_err(Error::io("could not start kubectl"))?;
+    let out = child.stdout.take().map(BufReader::new);
+    let line = async {
+        let mut line = String::new();
+        match out {
+            Some(mut out) => out.read_line(&mut line).await.map(|_| line),
+            None => Ok(line),
+        }
+    };
+    let line = tokio::time::timeout(FORWARDED_WITHIN, line).await;
+    // Forwarding from 127.0.0.1:41234 -> 10261
+    let address = |line: &str| {
+        let after = line.strip_prefix("Forwarding from ")?;
+        Some(after.split(" ->").next()?.trim().to_string())
+    };
+    match line {
+        Ok(Ok(line)) if address(&line).is_some() => Ok((child, address(&line).unwrap_or_default())),
+        Ok(_) => {
+            let mut said = String::new();
+            if let Some(mut errors) = child.stderr.take() {
+                drop(errors.read_to_string(&mut said).await);
+            }
+            let said = said.trim().lines().last().unwrap_or("it said nothing").to_string();
+            Err(Error::Other(format!("kubectl port-forward to pod {namespace}/{pod}: {said}")))
+        }
+        Err(_) => {
+            let s = FORWARDED_WITHIN.as_secs();
+            Err(Error::Other(format!(
+                "kubectl port-forward to pod {namespace}/{pod}: nothing within {s} s"
+            )))
+        }
+    }
+}
+
+/// The snapshot of the scheduler at an address.
+async fn page(address: &str) -> Result<Vec<u8>, String> {
+    let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
+    let asked = async {
+        let stream = TcpStream::connect(address).await.map_err(|e| e.to_string())?;
+        let http = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = http.map_err(|e| e.to_string())?;
+        tokio::spawn(connection);
+        let request = Request::get("/debug/snapshot").header("host", address);
+        let request = request.body(Empty::<Bytes>::new()).map_err(|e| e.to_string())?;
+        let answer = sender.send_request(request).await.map_err(|e| e.to_string())?;
+        let ok = answer.status().is_success();
+        let body = answer.into_body().collect().await.map_err(|e| e.to_string())?.to_bytes();
+        if ok { Ok(body.to_vec()) } else { Err(String::from_utf8_lossy(&body).trim().to_string()) }
+    };
+    match tokio::time::timeout(WITHIN, asked).await {
+        Ok(answer) => answer,
+        Err(_) => Err(format!("no answer within {} s", WITHIN.as_secs())),
+    }
+}
