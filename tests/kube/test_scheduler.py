@@ -214,7 +214,7 @@ def test_another_scheduler_takes_over(
     one.until_ready()
 
 
-def test_killed_a_hundred_times_it_loses_no_pod_and_gives_nothing_away_twice(
+def test_killed_a_hundred_times_it_gives_nothing_away_twice(
     plane: ControlPlane, nodes: list[str], space: str, one: Scheduler
 ) -> None:
     seed = random.randrange(1 << 30)

@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_needs_the_sum_of_its_containers_or_the_largest_before_them() {
+    fn a_pod_needs_the_sum_of_its_containers_or_the_largest() {
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "a"},
             "spec": {

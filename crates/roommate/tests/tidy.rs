@@ -162,7 +162,7 @@ const RULES: &[Rule] = &[
         name: "the world of clusters depends only on the core and the machine",
         reason: "the agent of a node is a machine whose tenants are containers",
         applies: |path| path == "crates/roommate-kube/Cargo.toml",
-        find: |text| ours(text, &["roommate-core", "roommate-agent"]),
+        find: |text| ours(text, &["roommate-core", "roommate-agent", "tokio"]),
         bad: "[dependencies]\nroommate-sim.workspace = true\n",
         good: "[dependencies]\nroommate-agent.workspace = true\n",
     },
