@@ -2,7 +2,8 @@
 //! it consists, and keeps their status. It runs in the scheduler that leads.
 //!
 //! Objects are applied by server-side apply, so that doing it again changes nothing, and belong to
-//! their resource, so that they are deleted with it. An object that somebody else made is left alone.
+//! their resource, so that they are deleted with it. An object that somebody else made is left
+//! alone.
 
 use crate::client::{Failure, get, send};
 use crate::crd::job::GpuJob;

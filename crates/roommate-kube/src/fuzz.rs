@@ -744,15 +744,18 @@ impl Fuzz {
         self.faults = false;
         self.api.wanted.clear();
         self.rest(50);
+        // Pods come and go, and others may not get more than their queues have.
         self.keeps_quotas = true;
         self.rest(150);
+        self.keeps_quotas = false;
+        self.api.wanted.clear();
+        self.rest(50);
         let truth = self.truth();
         let starved = self.stuck(&truth, &|pod| self.has_free_queue(pod, &truth));
         if starved > 0 && WORK_CONSERVING.contains(&&*self.settings.policy) {
             self.out.leaks += starved;
             self.out.first.get_or_insert("a pod waits although its queue uses nothing".into());
         }
-        self.keeps_quotas = false;
         for name in std::mem::take(&mut self.api.queues).into_keys() {
             self.api.news.push_back(News::Queue(name, None));
         }
@@ -763,6 +766,9 @@ impl Fuzz {
         for _ in 0..seconds {
             self.now += Span(1_000_000);
             self.collect();
+            if self.keeps_quotas {
+                (0..3).for_each(|_| self.progress());
+            }
             while !self.api.news.is_empty() {
                 self.tell();
                 self.step();
@@ -811,6 +817,13 @@ impl Fuzz {
 
     /// Pods by themselves that wait although there is a whole GPU for them.
     fn stuck(&self, truth: &Ledger, among: &dyn Fn(&Pod) -> bool) -> u64 {
+        // A gang keeps all its places until the last of its pods has ended.
+        let live = self.api.pods.values().map(|h| &h.pod).filter(|pod| !pod.has_ended());
+        let gangs = live.filter_map(|pod| Assignment::of(pod)?.gang);
+        let kept: BTreeSet<(String, u16)> = gangs
+            .flat_map(|gang| gang.places)
+            .flat_map(|(node, gpus)| gpus.into_iter().map(move |gpu| (node.clone(), gpu)))
+            .collect();
         let idle = |node: &Node, request: &Request| {
             let Some(shape) = Shape::of(node, names::RESOURCE) else { return false };
             let free = truth.node(node.name()).iter().take(shape.gpus.into());
@@ -821,7 +834,9 @@ impl Fuzz {
                 && request.constraint.allows(node)
                 && cpu + 4000 <= u64::from(shape.cpu_milli)
                 && request.knobs.mem_mib <= shape.mem_mib
-                && free.into_iter().any(|held| held.pods == 0)
+                && free.into_iter().zip(0..).any(|(held, gpu)| {
+                    held.pods == 0 && !kept.contains(&(node.name().to_string(), gpu))
+                })
         };
         let waits = |held: &&Held| {
             let pod = &held.pod;

@@ -149,8 +149,8 @@ pub struct GpuJobStatus {
     /// The generation of the spec that was carried out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Accepted`: whether its Job could be made. `Running`: whether all its pods run, and what they
-    /// wait for. `Complete` and `Failed`: whether it has ended.
+    /// `Accepted`: whether its Job could be made. `Running`: whether all its pods run, and what
+    /// they wait for. `Complete` and `Failed`: whether it has ended.
     #[schemars(schema_with = "crate::crd::conditions")]
     pub conditions: Vec<Condition>,
 }
@@ -229,8 +229,8 @@ impl GpuJob {
         Ok(if gang { vec![job, found_by] } else { vec![job] })
     }
 
-    /// How far it is: `made` says whether its objects could be made, `found` is its Job, and `waits`
-    /// what the scheduler says of its pods.
+    /// How far it is: `made` says whether its objects could be made, `found` is its Job, and
+    /// `waits` what the scheduler says of its pods.
     pub fn progress(
         &self,
         made: Result<(), (&str, String)>,

@@ -202,8 +202,8 @@ impl GpuService {
         Ok(vec![deployment, front])
     }
 
-    /// Whether it answers: `made` says whether its objects could be made, `found` is its Deployment,
-    /// and `waits` what the scheduler says of its pods.
+    /// Whether it answers: `made` says whether its objects could be made, `found` is its
+    /// Deployment, and `waits` what the scheduler says of its pods.
     pub fn progress(
         &self,
         made: Result<(), (&str, String)>,

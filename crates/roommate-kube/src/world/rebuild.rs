@@ -43,8 +43,8 @@ impl World {
         if shape.is_some_and(|s| (s.cpu_milli, s.host_mib) != (of.cpu_milli, of.host_mib)) {
             self.rooms.insert(name.into());
         }
-        // The engine is told of nodes that are up before others: of two changes that it was not told
-        // yet it hears none.
+        // The engine is told first of nodes that are up: of two changes that it was not told yet it
+        // hears none.
         if was_up && !up {
             if !forget(&mut self.ups, &Event::NodeUp(idx)) {
                 self.downs.push(Event::NodeDown(idx));
