@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from testbed import ApiError, ControlPlane, Object, pod_path
 from testbed.programs import ROOT, free_port
-from testbed.roommate import PROGRAM, gpu_pod
+from testbed.roommate import PROGRAM, delete_all, gpu_pod
 
 MANIFEST = ROOT / "packaging/kubernetes/webhook.yaml"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -54,6 +54,13 @@ def webhook(plane: ControlPlane) -> Iterator[Webhook]:
     it.end()
 
 
+@pytest.fixture
+def space(plane: ControlPlane, namespace: str) -> Iterator[str]:
+    yield namespace
+    # The next scheduler would find them.
+    delete_all(plane, namespace)
+
+
 def made(
     plane: ControlPlane, space: str, name: str, limits: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None, **more: Any,
@@ -92,15 +99,15 @@ def asks(pod: Object) -> tuple[dict[str, str], dict[str, str], str]:
     ],
 )  # fmt: skip
 def test_spellings_of_others_are_admitted_as_ours(
-    plane: ControlPlane, webhook: Webhook, namespace: str,
+    plane: ControlPlane, webhook: Webhook, space: str,
     limits: dict[str, str], annotations: dict[str, str], gpus: str, ours: dict[str, str],
 ) -> None:  # fmt: skip
-    pod = made(plane, namespace, "p", limits, annotations)
+    pod = made(plane, space, "p", limits, annotations)
     assert asks(pod) == ({OURS: gpus}, ours, "roommate")
     note = pod["metadata"]["annotations"].get("roommate.dev/translated-from", "")
     assert bool(note) == (OURS not in limits)
     # A second admission, of a copy, changes nothing.
-    again = made(plane, namespace, "q", {OURS: gpus}, pod["metadata"]["annotations"])
+    again = made(plane, space, "q", {OURS: gpus}, pod["metadata"]["annotations"])
     assert asks(again) == asks(pod)
 
 
@@ -120,24 +127,24 @@ def test_spellings_of_others_are_admitted_as_ours(
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(
-    plane: ControlPlane, webhook: Webhook, namespace: str,
+    plane: ControlPlane, webhook: Webhook, space: str,
     limits: dict[str, str], annotations: dict[str, str], env: str | None, why: str,
 ) -> None:  # fmt: skip
     container = {"env": [{"name": env, "value": "x"}]} if env else {}
     with pytest.raises(ApiError) as refused:
-        made(plane, namespace, "p", limits, annotations, container=container)
+        made(plane, space, "p", limits, annotations, container=container)
     assert 400 <= refused.value.status < 500
     assert 'admission webhook "pods.roommate.dev" denied the request' in refused.value.message
     assert why in refused.value.message
 
 
-def test_other_pods_are_left_alone(plane: ControlPlane, webhook: Webhook, namespace: str) -> None:
-    whole = made(plane, namespace, "whole", {"nvidia.com/gpu": "1"})
+def test_other_pods_are_left_alone(plane: ControlPlane, webhook: Webhook, space: str) -> None:
+    whole = made(plane, space, "whole", {"nvidia.com/gpu": "1"})
     assert asks(whole) == ({"nvidia.com/gpu": "1"}, {}, "default-scheduler")
     hami = {"nvidia.com/gpumem": "3333"}
-    other = made(plane, namespace, "other", hami, spec={"schedulerName": "hami-scheduler"})
+    other = made(plane, space, "other", hami, spec={"schedulerName": "hami-scheduler"})
     assert asks(other) == (hami, {}, "hami-scheduler")
-    ignored = made(plane, namespace, "ignored", hami, labels={"roommate.dev/webhook": "ignore"})
+    ignored = made(plane, space, "ignored", hami, labels={"roommate.dev/webhook": "ignore"})
     assert asks(ignored) == (hami, {}, "default-scheduler")
     system = made(plane, "kube-system", "system", hami)
     assert asks(system) == (hami, {}, "default-scheduler")
@@ -151,20 +158,18 @@ def kubectl_told(plane: ControlPlane, *words: str) -> str:
 
 
 def test_a_user_is_warned_of_what_was_not_translated(
-    plane: ControlPlane, webhook: Webhook, namespace: str, tmp_path: Path
+    plane: ControlPlane, webhook: Webhook, space: str, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "pod.yaml"
     manifest.write_text(
         "{apiVersion: v1, kind: Pod, metadata: {name: warned}, spec: {containers: [{name: x, image: any,"
         ' resources: {limits: {nvidia.com/gpumem-percentage: "50"}}}]}}'
     )
-    told = kubectl_told(plane, "apply", "-n", namespace, "-f", str(manifest))
+    told = kubectl_told(plane, "apply", "-n", space, "-f", str(manifest))
     assert "Warning: nvidia.com/gpumem-percentage: became roommate.dev/gpu-share" in told
 
 
-def test_what_the_api_server_trusts_is_added_again(
-    plane: ControlPlane, webhook: Webhook, namespace: str
-) -> None:
+def test_what_the_api_server_trusts_is_added_again(plane: ControlPlane, webhook: Webhook, space: str) -> None:
     path = f"{CONFIGURATION}/roommate"
     before = plane.api.get(path)["webhooks"][0]["clientConfig"]["caBundle"]
     # Another replica, with a certificate of its own: both are trusted.
@@ -175,13 +180,11 @@ def test_what_the_api_server_trusts_is_added_again(
     # Somebody applied the manifest again.
     plane.api.patch(path, [{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}], "json")
     plane.programs.until(webhook.name, "is trusted again", lambda: webhook.told("told roommate again"))
-    pod = gpu_pod(plane, namespace, "p", schedulerName="default-scheduler")
+    pod = gpu_pod(plane, space, "p", schedulerName="default-scheduler")
     assert pod["spec"]["schedulerName"] == "roommate"
 
 
-def test_pods_are_created_while_it_does_not_answer(
-    plane: ControlPlane, webhook: Webhook, namespace: str
-) -> None:
+def test_pods_are_created_while_it_does_not_answer(plane: ControlPlane, webhook: Webhook, space: str) -> None:
     path = f"{CONFIGURATION}/roommate"
     ignore = [{"op": "replace", "path": "/webhooks/0/failurePolicy", "value": "Ignore"}]
     plane.api.patch(path, ignore, "json")
@@ -190,7 +193,7 @@ def test_pods_are_created_while_it_does_not_answer(
         # The API server takes a moment to notice the change.
         def is_created() -> bool:
             try:
-                made(plane, namespace, "p", {"nvidia.com/gpumem": "3000"})
+                made(plane, space, "p", {"nvidia.com/gpumem": "3000"})
             except ApiError:
                 return False
             return True
