@@ -44,7 +44,8 @@ class Program:
             if os.getppid() != keeper:
                 os._exit(1)
 
-        # The first process of a PID namespace ends with all that are in it; its parent only starts it.
+        # The first process of a PID namespace ends with all that are in it; its parent only
+        # starts it.
         self.is_init = bool(order.get("is_init"))
         with open(order["log"], "ab") as log:
             self.process = subprocess.Popen(

@@ -69,7 +69,8 @@ class KwokNodes:
         def all_ready() -> bool:
             listed = self.plane.api.get("/api/v1/nodes")["items"]
             ready = {n["metadata"]["name"] for n in listed if is_usable(n)}
-            # A list of many nodes is work for the API server, which it should spend on making them Ready.
+            # A list of many nodes is work for the API server, which it should spend on making
+            # them Ready.
             time.sleep(len(listed) / 1000)
             return wanted <= ready
 
