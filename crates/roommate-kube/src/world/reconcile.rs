@@ -5,6 +5,7 @@ use crate::assignment::{Assignment, Gang};
 use crate::ledger::Hold;
 use crate::names;
 use crate::objects::Pod;
+use crate::world::part::PartNode;
 use crate::world::{
     BACKOFF, EXPLAIN_AFTER, EXPLAIN_EVERY, FORGET_AFTER, Known, Slot, Under, Work, World, Write,
 };
@@ -311,7 +312,16 @@ impl World {
             self.explain_later(w, work, &why);
             return;
         }
-        if !self.has_class(work) || !self.is_admitted(w, work, look.holding > 0) {
+        if !self.has_class(work) {
+            return;
+        }
+        if look.holding == 0
+            && let Some(why) = self.fits_no_node(work)
+        {
+            self.explain_later(w, work, &why);
+            return;
+        }
+        if !self.is_admitted(w, work, look.holding > 0) {
             return;
         }
         if look.holding == 0 {
@@ -333,6 +343,21 @@ impl World {
         }
         arriving.extend(work.job.map(Event::Submitted));
         self.dirty.insert(w);
+    }
+
+    /// Why the work can run on no node that there is, if so. Nodes that come later, or change, begin
+    /// another part, and then it is looked at anew.
+    fn fits_no_node(&self, work: &Work) -> Option<String> {
+        let (request, part) = (work.request.as_ref()?, self.part.as_ref()?);
+        let mask = part.classes.mask(&request.constraint)?;
+        let fits = |n: &PartNode| mask >> n.class & 1 == 1 && n.shape.gpus >= request.gpus;
+        if part.nodes.iter().any(fits) {
+            return None;
+        }
+        Some(match mask {
+            0 => format!("no node with GPUs is allowed by {}", request.constraint.describe()),
+            _ => format!("no node that it may use has {} GPUs", request.gpus),
+        })
     }
 
     /// Whether the constraint of the work is among those by which nodes are classed; if not, it is
