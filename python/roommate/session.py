@@ -401,9 +401,9 @@ def _obey_term(session: Session) -> None:
     request: without a handler the kernel ignores the signal there.
     """
     is_first = session.managed and os.getpid() == 1
-    if is_first and threading.current_thread() is threading.main_thread():
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, lambda *_: session.stop())
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_first and is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: session.stop())
 
 
 def forget() -> None:

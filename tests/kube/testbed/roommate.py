@@ -223,7 +223,9 @@ class Agent:
     def start_again(self) -> None:
         """The kubelet waits ever longer before it starts a container again, so the pod is made anew."""
         self.pod = self.plane.pod(self.space, "agent", self._spec())
-        self.plane.programs.until(self.node.name, "runs an agent", lambda: self.page("/healthz") == "ok\n", 60)
+        self.plane.programs.until(
+            self.node.name, "runs an agent", lambda: self.page("/healthz") == "ok\n", within_s=60
+        )
 
     def log(self) -> str:
         return self.node.pod_log(self.pod, "agent")
