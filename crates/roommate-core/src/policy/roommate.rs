@@ -202,6 +202,8 @@ struct Roommate {
     pause: Span,
     /// The node with which the next partial look begins.
     cursor: usize,
+    /// Number of nodes, and of the GPUs of the largest of them.
+    largest_node: (usize, u16),
     /// Factor on the values of each team's jobs.
     fair: IdxVec<TeamIdx, f64>,
 }
@@ -258,6 +260,7 @@ impl Roommate {
             scanned: Time::ZERO,
             pause: Span::from_secs(params.scan_s),
             cursor: 0,
+            largest_node: (0, 0),
             fair: IdxVec::new(),
         }
     }
@@ -293,6 +296,10 @@ impl Roommate {
         self.values.grow_like(&plan.jobs, Cell::new((0, 0.0)));
         self.speeds.grow_like(&plan.jobs, Cell::new((0, 0.0)));
         self.rooms.grow_like(&plan.jobs, GpuSet::new());
+        if self.largest_node.0 != plan.nodes.len() {
+            let sizes = plan.nodes.iter().map(|node| node.size);
+            self.largest_node = (plan.nodes.len(), sizes.max().unwrap_or(0));
+        }
         self.believed.refresh(plan);
         self.reckon_fairness(plan);
         if plan.nodes.len() > MOST_NODES && plan.now - self.scanned >= self.pause {

@@ -106,13 +106,13 @@ impl Line {
         density: impl Fn(JobIdx) -> f64,
     ) {
         self.next.clear();
-        self.returned.retain(|job, _| plan.pending.contains(*job));
         let chosen = self.compared.0;
         if scan.is_none_or(|scan| scan != chosen) {
+            self.returned.retain(|job, _| plan.pending.contains(*job));
             self.compared = (scan.unwrap_or(0), self.returned.keys().copied().collect());
         }
         for job in std::mem::take(&mut self.compared.1) {
-            if self.returned.contains_key(&job) {
+            if plan.pending.contains(job) && self.returned.contains_key(&job) {
                 let shape = self.lane_of(plan, job);
                 self.next.push(Candidate { density: density(job), job, shape, in_lane: false });
             }

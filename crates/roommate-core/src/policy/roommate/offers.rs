@@ -65,7 +65,7 @@ impl Roommate {
         let nodes = self.nodes_to_price(plan, waiting);
         let spec = plan.spec(job);
         let wanted = usize::from(spec.gpus);
-        let one_node = Self::fits_one_node(plan, job);
+        let one_node = self.fits_one_node(plan, job);
         let mut candidates = self.candidates(plan, job, one_node, &nodes);
         // Sums that differ by rounding only are equal, and then the fullest node comes first.
         let rounded = |c: &Candidate| c.total as f32;
@@ -103,11 +103,13 @@ impl Roommate {
         spread.map_or(Found::Wait(beside), lone)
     }
 
-    fn fits_one_node(plan: &Plan<'_>, job: JobIdx) -> bool {
+    fn fits_one_node(&self, plan: &Plan<'_>, job: JobIdx) -> bool {
         let spec = plan.spec(job);
-        plan.nodes
-            .iter()
-            .any(|node| spec.allows(node.gpu_model) && node.holds(spec.knobs) >= spec.gpus)
+        spec.gpus <= self.largest_node.1
+            && plan
+                .nodes
+                .iter()
+                .any(|node| spec.allows(node.gpu_model) && node.holds(spec.knobs) >= spec.gpus)
     }
 
     /// Idle GPUs of the fullest node that has enough, where no other place can be better: all GPUs
