@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 import pytest
 from testbed import BUSYBOX, GPU, ControlPlane, Object, RealNode, pod_path
 from testbed.plane import REAL_NODES
+from testbed.programs import free_port
 from testbed.roommate import (
+    PROGRAM,
     Agent,
     Scheduler,
     assignment,
@@ -72,9 +76,12 @@ def make(
     labels: dict[str, str] | None = None,
     env: dict[str, str] | None = None,
     python: bool = False,
+    places: list[Path] | None = None,
     **spec: Any,
 ) -> Object:
-    """A pod for the node of these tests. With `python` this machine's Python and the SDK are in it."""
+    """A pod for the node of these tests. With `python` this machine's Python and the SDK are in it, and
+    these places of this machine.
+    """
     container: dict[str, Any] = {
         "name": "main",
         "image": BUSYBOX,
@@ -86,7 +93,7 @@ def make(
     volumes: list[Object] = []
     if python:
         # Python's own folder, its libraries, and the SDK.
-        shared = [Path(sys.base_prefix), Path("/usr"), ROOT / "python"]
+        shared = [Path(sys.base_prefix), Path("/usr"), ROOT / "python", *(places or [])]
         links = {p: Path(p).resolve() for p in ("/lib", "/lib64") if Path(p).exists()}
         places = {str(p): str(p) for p in shared} | {k: str(v) for k, v in links.items()}
         for n, (place, source) in enumerate(places.items()):
@@ -284,6 +291,56 @@ def test_a_gang_runs_on_both_devices(plane: ControlPlane, node: RealNode, space:
     late = make(plane, space, "late", BUSY, share=50)
     told = plane.api.until(pod_path(late), lambda p: why_unschedulable(p) is not None)
     assert why_unschedulable(told)
+
+
+def test_a_service_keeps_its_objective_beside_training(
+    plane: ControlPlane, node: RealNode, agent: Agent, space: str
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    # Nothing of the SDK is in Python's own folder, and the front is this program.
+    front = [str(PROGRAM), "kube", "front", "--listen", f"127.0.0.1:{port}", "--objective", "p99=250ms",
+             "--model", "digits", "--", *python("x")[:1], str(ROOT / "examples/serving/digits.py")]  # fmt: skip
+    notes = {"roommate.dev/class": "service", "roommate.dev/objective": "p99=250ms"}
+    places = [PROGRAM.resolve().parent, ROOT / "examples"]
+    service = make(
+        plane, space, "digits", front, python=True, annotations=notes, hostNetwork=True, places=places
+    )
+    best = {"roommate.dev/class": "best-effort"}
+    until_applied(plane, service)
+    # One on each device: one of them is beside the service.
+    trained = until_applied(
+        plane, *(make(plane, space, f"t{n}", python(STEPS), python=True, annotations=best) for n in range(2))
+    )
+    own = (assignment(plane.api.get(pod_path(service))) or {})["gpus"]
+    assert own in [(assignment(p) or {})["gpus"] for p in trained]
+    plane.programs.until(node.name, "answers requests", lambda: answers(f"{url}/v2/health/ready"), within_s=60)
+    load = [sys.executable, str(ROOT / "examples/serving/load.py"), "--url", f"{url}/predict", "--rate", "20"]
+    load += ["--seconds", "8", "--objective-ms", "250", "--body", f"@{ROOT / 'examples/serving/seven.json'}"]
+    done = subprocess.run(load, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    label = f'namespace="{space}",pod="digits"'
+
+    def metric(name: str) -> float:
+        lines = [line for line in agent.page("/metrics").splitlines() if line.startswith(f"roommate_{name}{{")]
+        return next((float(line.split()[-1]) for line in lines if label in line), 0.0)
+
+    plane.programs.until(node.name, "counts the requests", lambda: metric("service_requests_total") >= 100)
+    late, requests = metric("service_late_requests_total"), metric("service_requests_total")
+    assert late <= 0.05 * requests, f"{late} of {requests} were late: {done.stdout}"
+    measured = json.loads(plane.api.get(pod_path(service))["metadata"]["annotations"]["roommate.dev/measured"])
+    assert measured["p99_us"] > 0 and measured["load_rps"] > 5
+    for pod in trained:
+        now = plane.api.get(pod_path(pod))["metadata"]["annotations"]
+        assert json.loads(now["roommate.dev/measured"])["done"] > 50
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as found:
+            return bool(found.status == 200)
+    except OSError:
+        return False
 
 
 def test_a_kubelet_that_comes_back_is_registered_at(
