@@ -299,8 +299,8 @@ def test_a_service_keeps_its_objective_beside_training(
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     # Nothing of the SDK is in Python's own folder, and the front is this program.
-    front = [str(PROGRAM), "kube", "front", "--listen", f"127.0.0.1:{port}", "--objective", "p99=250ms",
-             "--model", "digits", "--", *python("x")[:1], str(ROOT / "examples/serving/digits.py")]  # fmt: skip
+    front = [str(PROGRAM), "kube", "front", "--listen", f"127.0.0.1:{port}", "--objective", "p99=250ms"]
+    front += ["--model", "digits", "--", *python("x")[:1], str(ROOT / "examples/serving/digits.py")]
     notes = {"roommate.dev/class": "service", "roommate.dev/objective": "p99=250ms"}
     places = [PROGRAM.resolve().parent, ROOT / "examples"]
     service = make(
@@ -314,7 +314,8 @@ def test_a_service_keeps_its_objective_beside_training(
     )
     own = (assignment(plane.api.get(pod_path(service))) or {})["gpus"]
     assert own in [(assignment(p) or {})["gpus"] for p in trained]
-    plane.programs.until(node.name, "answers requests", lambda: answers(f"{url}/v2/health/ready"), within_s=60)
+    ready = f"{url}/v2/health/ready"
+    plane.programs.until(node.name, "answers requests", lambda: answers(ready), within_s=60)
     load = [sys.executable, str(ROOT / "examples/serving/load.py"), "--url", f"{url}/predict", "--rate", "20"]
     load += ["--seconds", "8", "--objective-ms", "250", "--body", f"@{ROOT / 'examples/serving/seven.json'}"]
     done = subprocess.run(load, capture_output=True, text=True, timeout=60)
@@ -322,13 +323,15 @@ def test_a_service_keeps_its_objective_beside_training(
     label = f'namespace="{space}",pod="digits"'
 
     def metric(name: str) -> float:
-        lines = [line for line in agent.page("/metrics").splitlines() if line.startswith(f"roommate_{name}{{")]
-        return next((float(line.split()[-1]) for line in lines if label in line), 0.0)
+        lines = agent.page("/metrics").splitlines()
+        its = [line for line in lines if line.startswith(f"roommate_{name}{{") and label in line]
+        return float(its[0].split()[-1]) if its else 0.0
 
     plane.programs.until(node.name, "counts the requests", lambda: metric("service_requests_total") >= 100)
     late, requests = metric("service_late_requests_total"), metric("service_requests_total")
     assert late <= 0.05 * requests, f"{late} of {requests} were late: {done.stdout}"
-    measured = json.loads(plane.api.get(pod_path(service))["metadata"]["annotations"]["roommate.dev/measured"])
+    notes = plane.api.get(pod_path(service))["metadata"]["annotations"]
+    measured = json.loads(notes["roommate.dev/measured"])
     assert measured["p99_us"] > 0 and measured["load_rps"] > 5
     for pod in trained:
         now = plane.api.get(pod_path(pod))["metadata"]["annotations"]
