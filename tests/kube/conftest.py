@@ -1,4 +1,4 @@
-"""One control plane for all tests of a run; each test makes its own namespace."""
+"""A control plane for each file of tests; each test makes its own namespace."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ def quiet() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, -15)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def plane(quiet: None, request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    shutil.rmtree(LOGS, ignore_errors=True)
+    name = Path(str(request.fspath)).stem
+    shutil.rmtree(LOGS / name, ignore_errors=True)
+    before = request.session.testsfailed
     with ControlPlane() as it:
         yield it
-        if request.session.testsfailed:
-            it.keep_logs(LOGS)
+        if request.session.testsfailed > before:
+            it.keep_logs(LOGS / name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kwok(plane: ControlPlane) -> KwokNodes:
     return KwokNodes(plane)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scheduler(plane: ControlPlane) -> None:
     """The scheduler of Kubernetes, for pods that name no other."""
     plane.start_scheduler()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def node(plane: ControlPlane) -> RealNode:
     return RealNode(plane, labels={"roommate.dev/test": "real"})
 

@@ -166,6 +166,7 @@ class Agent:
             "nodeName": self.node.name,
             "hostNetwork": True,
             "hostPID": True,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
             "restartPolicy": "Always",
             "terminationGracePeriodSeconds": 5,
             "volumes": [
@@ -180,7 +181,12 @@ class Agent:
                         "/bin/roommate", "kube", "agent", "--node-name", self.node.name,
                         "--kubeconfig", str(config), "--listen", f"127.0.0.1:{self.port}", *self.words,
                     ],
-                    "securityContext": {"privileged": True},
+                    # As in the chart.
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"], "add": ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL"]},
+                        "readOnlyRootFilesystem": True,
+                    },
                     "volumeMounts": [
                         {
                             "name": n, "mountPath": p,

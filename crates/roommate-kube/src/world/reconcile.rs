@@ -345,8 +345,8 @@ impl World {
         self.dirty.insert(w);
     }
 
-    /// Why the work can run on no node that there is, if so. Nodes that come later, or change, begin
-    /// another part, and then it is looked at anew.
+    /// Why the work can run on no node that there is, if so. Nodes that come later, or change,
+    /// begin another part, and then it is looked at anew.
     fn fits_no_node(&self, work: &Work) -> Option<String> {
         let (request, part) = (work.request.as_ref()?, self.part.as_ref()?);
         let mask = part.classes.mask(&request.constraint)?;
