@@ -277,6 +277,7 @@ impl Dice {
             Event::Finished(self.job()),
             Event::Failed { job: self.job(), reason, done: self.number() },
             Event::Cancelled(self.job()),
+            Event::Withdrawn(self.job()),
             Event::Sampled { job: self.job(), sample: self.sample() },
             Event::Served { job: self.job(), served: self.served() },
             Event::Noted { job: self.job(), reason },
@@ -288,6 +289,7 @@ impl Dice {
             },
             Event::NodeUp(node),
             Event::NodeDown(node),
+            Event::NodeRoom { node, cpu_milli: self.whole() as u32, host_mib: self.whole() as u32 },
         ]
     }
 

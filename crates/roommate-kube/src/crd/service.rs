@@ -265,7 +265,11 @@ mod tests {
         assert_eq!(&pod["metadata"]["labels"], selector);
         let container = &pod["spec"]["containers"][0];
         assert_eq!(container["ports"], json!([{"name": "http", "containerPort": 9000}]));
-        assert_eq!(container["env"][1], json!({"name": "ROOMMATE_MAX_BATCH", "value": "16"}));
+        let told = |name: &str, value: &str| {
+            let variable = json!({"name": name, "value": value});
+            container["env"].as_array().unwrap().contains(&variable)
+        };
+        assert!(told("ROOMMATE_MAX_BATCH", "16") && told("ROOMMATE_OBJECTIVE", "p99=25ms"));
         let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
         let asked = Request::of(&pod, names::RESOURCE).unwrap();
         assert_eq!(asked.slo.map(|slo| slo.p99_us), Some(25_000));

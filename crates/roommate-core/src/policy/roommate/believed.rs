@@ -36,8 +36,7 @@ impl Guard {
             Self::Squeezed if !promised => Self::SQUEEZED_PERMILLE,
             _ => Knobs::SM_ALL,
         };
-        let sm_most_permille = sm_most_permille.max(knobs.sm_permille);
-        Knobs { sm_most_permille, priority, ..knobs }
+        Knobs { sm_most_permille: kept(sm_most_permille, knobs), priority, ..knobs }
     }
 
     /// 96 and 48 of the 132 SMs of the GPU on which they were measured.
@@ -50,6 +49,12 @@ const USUAL_TENANTS: usize = 8;
 
 /// A number for each tenant of a GPU.
 pub(super) type PerTenant<T> = SmallVec<[T; USUAL_TENANTS]>;
+
+/// A limit that leaves a tenant the part of the GPU that is promised to it.
+fn kept(most_permille: u16, knobs: Knobs) -> u16 {
+    let part = Some(knobs.sm_permille).filter(|part| *part < Knobs::SM_ALL);
+    most_permille.max(part.unwrap_or(0))
+}
 
 /// The tenants of a GPU when their knobs are set as promises need.
 pub(super) struct Settled {
@@ -269,7 +274,7 @@ impl Roommate {
         knobs.priority &= !service;
         if confined {
             let most = knobs.sm_most_permille.min(Guard::CONFINED_PERMILLE);
-            knobs.sm_most_permille = most.max(knobs.sm_permille);
+            knobs.sm_most_permille = kept(most, knobs);
         }
         (knobs, with)
     }
