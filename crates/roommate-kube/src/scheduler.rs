@@ -50,7 +50,7 @@ pub struct Options {
     pub instance: String,
 }
 
-/// Most explanations and events that wait to be written; the oldest are dropped.
+/// Most explanations and events that wait to be written; further ones are dropped.
 const MOST_SIDE: usize = 20_000;
 /// Of the writes that are under way, how many may be explanations and events.
 const SIDE_IN_FLIGHT: usize = 4;
@@ -397,10 +397,14 @@ impl Leader {
 
     fn later(&mut self, side: Side) {
         if self.side.len() >= MOST_SIDE {
-            self.side.pop_front();
+            drop(self.side.pop_back());
             self.metrics.dropped += 1;
         }
-        self.side.push_back(side);
+        // Whoever waits wants to know why; that others were placed can be said later.
+        match side {
+            Side::Explain(_) => self.side.push_front(side),
+            _ => self.side.push_back(side),
+        }
     }
 
     /// Sends what may be sent: nothing once the lease may be another's.
