@@ -1,8 +1,8 @@
 """The policy `roommate` beside others on mixes of short jobs, each cell once more after all.
 
 A part of run.sh. Every finished cell (mix, policy, round) is a line of OUT/roommate/MIX.jsonl and is
-not run again; $ROOMMATE_MIXES=a,b takes some of the mixes. A call ends before its time is over,
-and the next one goes on where it ended.
+not run again; $ROOMMATE_MIXES=a,b takes some of the mixes, $ROOMMATE_POLICIES=a,b some of the
+policies. A call ends before its time is over, and the next one goes on where it ended.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,20 +84,26 @@ def roommate(bench: Bench) -> None:
     """Mixes with plain scripts, bad pairs, classes and own modules under six policies, twice."""
     folder = bench.out / bench.part
     folder.mkdir(exist_ok=True)
-    wanted = [name for name in os.environ.get("ROOMMATE_MIXES", "").split(",") if name]
-    if unknown := set(wanted) - set(MIXES):
-        raise ValueError(f"ROOMMATE_MIXES: there is no mix {', '.join(sorted(unknown))}")
+    wanted = chosen("ROOMMATE_MIXES", MIXES)
     if bench.anew:
-        for name in wanted or MIXES:
+        for name in wanted:
             for file in folder.glob(f"{name}*.jsonl"):
                 file.unlink()
-    for name in wanted or MIXES:
+    for name in wanted:
         play(bench, folder, name)
     for name in MIXES:
         for row in cells(folder / f"{name}.jsonl"):
             bench.row(**row)
     every = len(MIXES) * len(POLICIES) * ROUNDS
     bench.left = every - sum(len(cells(folder / f"{name}.jsonl")) for name in MIXES)
+
+
+def chosen(variable: str, names: Iterable[str]) -> list[str]:
+    """The names in an environment variable, or all."""
+    given = [name for name in os.environ.get(variable, "").split(",") if name]
+    if unknown := set(given) - set(names):
+        raise ValueError(f"{variable}: there is no {', '.join(sorted(unknown))}")
+    return given or list(names)
 
 
 def cells(file: Path) -> list[dict[str, Any]]:
@@ -111,7 +118,8 @@ def play(bench: Bench, folder: Path, name: str) -> None:
     found = cells(file)
     file.write_text("".join(json.dumps(row) + "\n" for row in found))
     have = {(row["policy"], row["round"]) for row in found}
-    missing = [(policy, n) for n in range(1, ROUNDS + 1) for policy in POLICIES
+    policies = chosen("ROOMMATE_POLICIES", POLICIES)
+    missing = [(policy, n) for n in range(1, ROUNDS + 1) for policy in policies
                if (policy, n) not in have]
     if not missing:
         return
