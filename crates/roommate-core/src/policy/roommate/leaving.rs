@@ -91,6 +91,8 @@ impl Roommate {
     }
 
     /// Suspends tenants of GPUs that were just measured, where the others gain more than they do.
+    /// Only where all of them were measured beside each other: jobs that are doing well together
+    /// must not be parted on a guess.
     pub(super) fn take_apart(&mut self, plan: &mut Plan<'_>) {
         let measured = std::mem::take(&mut self.measured);
         for gpu in &measured {
@@ -100,7 +102,7 @@ impl Roommate {
             }
             let mut worst: Option<(f64, JobIdx, Reason)> = None;
             for tenant in tenants {
-                if !Self::can_leave(plan, tenant) {
+                if !Self::can_leave(plan, tenant) || Self::meets_unknown(plan, tenant) {
                     continue;
                 }
                 let speed = self.speed(plan, tenant);
