@@ -115,7 +115,7 @@ pub fn extra(state: &State, gpu_model: u8, own: ProfileIdx, other: ProfileIdx) -
 }
 
 /// The same where it was measured or given.
-fn known(state: &State, gpu_model: u8, own: ProfileIdx, other: ProfileIdx) -> Option<f64> {
+pub fn known(state: &State, gpu_model: u8, own: ProfileIdx, other: ProfileIdx) -> Option<f64> {
     let measured = state.pairs.measured(gpu_model, state.kind(own), state.kind(other));
     // Scatter can make it seem that a job gains by a roommate.
     let measured = measured.map(|extra| extra.mean.max(0.0));
