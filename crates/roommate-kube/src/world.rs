@@ -79,12 +79,9 @@ pub struct Settings {
 impl Settings {
     /// The usual settings with this policy.
     pub fn of(policy: &str) -> Self {
-        // A part of a GPU that a pod asks for is promised to it, whatever the policy.
-        let has_promises = policy == "roommate";
-        let promise = || ("promise_parts".to_string(), true.into());
         Self {
             policy: policy.into(),
-            params: has_promises.then(promise).into_iter().collect(),
+            params: Params::new(),
             costs: Costs { backoff: Span::from_secs(1.0), ..Costs::default() },
             seed: 1,
             resource: names::RESOURCE.into(),
@@ -95,10 +92,7 @@ impl Settings {
     }
 
     pub(crate) fn all_params(&self) -> Result<Params, PolicyError> {
-        match policy::find(&self.policy)?.params(&self.params)? {
-            serde_json::Value::Object(map) => Ok(map),
-            _ => Ok(Params::new()),
-        }
+        policy::find(&self.policy)?.live_params(&self.params)
     }
 }
 
