@@ -53,7 +53,7 @@ lint: ## format and lints
 
 .PHONY: python
 python: python-setup ## the Python SDK and scripts: lints, types, tests
-	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live ../tests/kube ../tests/docs ../scripts/kube-programs ../scripts/book.py ../scripts/links.py && ../.venv/bin/mypy --no-error-summary roommate ../tests/kube/testbed && MYPYPATH=../scripts ../.venv/bin/mypy --no-error-summary ../scripts/book.py ../scripts/links.py ../tests/docs && ../.venv/bin/pytest && ../.venv/bin/pytest -q ../tests/docs
+	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live ../tests/kube ../tests/docs ../scripts/kube-programs ../scripts/*.py && ../.venv/bin/mypy --no-error-summary roommate ../tests/kube/testbed && MYPYPATH=../scripts ../.venv/bin/mypy --no-error-summary ../scripts/book.py ../scripts/follow.py ../scripts/links.py ../scripts/record.py ../scripts/terminal.py ../tests/docs && ../.venv/bin/pytest && ../.venv/bin/pytest -q ../tests/docs
 
 .PHONY: live
 live: build python-setup ## real processes: jobs, crashes, refusals

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Follows a page word by word: scripts/follow.py PAGE [--skip PREFIX] [--update].
+"""Follows a page word by word: scripts/follow.py PAGE [--skip PREFIX]... [--update].
 
 The commands of its `sh` blocks run in one shell, in the working directory, as a reader would type
 them. A `text` block that comes next is what they print; numbers may differ from run to run, words
@@ -85,12 +85,12 @@ class Shell:
         self.bash.wait(timeout=60)
 
 
-def follow(page: Path, skip: str | None, update: bool) -> int:
+def follow(page: Path, skip: list[str], update: bool) -> int:
     text = page.read_text()
     shell, wrong, total, printed_at = Shell(), 0, 0.0, []
     try:
         for step in steps(text):
-            kept = [line for line in step.commands.splitlines() if not (skip and line.startswith(skip))]
+            kept = [line for line in step.commands.splitlines() if not line.startswith(tuple(skip))]
             if not kept:
                 continue
             start = time.monotonic()
@@ -118,7 +118,8 @@ def follow(page: Path, skip: str | None, update: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("page", type=Path)
-    parser.add_argument("--skip", metavar="PREFIX", help="leave out lines that begin so")
+    parser.add_argument("--skip", metavar="PREFIX", action="append", default=[],
+                        help="leave out lines that begin so")
     parser.add_argument("--update", action="store_true", help="write what is printed into the page")
     arguments = parser.parse_args()
     return follow(arguments.page, arguments.skip, arguments.update)
