@@ -118,8 +118,9 @@ def follow(page: Path, skip: list[str], update: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("page", type=Path)
-    parser.add_argument("--skip", metavar="PREFIX", action="append", default=[],
-                        help="leave out lines that begin so")
+    parser.add_argument(
+        "--skip", metavar="PREFIX", action="append", default=[], help="leave out lines that begin so"
+    )
     parser.add_argument("--update", action="store_true", help="write what is printed into the page")
     arguments = parser.parse_args()
     return follow(arguments.page, arguments.skip, arguments.update)

@@ -168,8 +168,7 @@ def svg(frames: Frames, end: float) -> str:
             # Where nothing moves, the last picture is shown.
             last = "" if until >= end else ' visibility="hidden"'
             body.append(
-                f'<use href="#{name}" y="{MARGIN + row * CELL_H}"{last}>'
-                f"{shown(start, until, end)}</use>"
+                f'<use href="#{name}" y="{MARGIN + row * CELL_H}"{last}>{shown(start, until, end)}</use>'
             )
     rows = [f'<g id="{name}">{drawn}</g>' for drawn, name in names.items()]
     typed = ", ".join(text.strip() for text, _ in SESSION if text.startswith("roommate"))
