@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,13 +61,16 @@ def agrees(expected: str, printed: str) -> bool:
 class Shell:
     """One shell for all steps, so that what one exports is there for the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float) -> None:
         self.mark = f"end-of-step-{os.getpid()}"
         self.bash = subprocess.Popen(
             ["bash", "--norc", "--noprofile"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={**os.environ, "COLUMNS": "100"}, start_new_session=True,
         )  # fmt: skip
+        self.end_of_time = threading.Timer(limit_s, self.kill)
+        self.end_of_time.daemon = True
+        self.end_of_time.start()
 
     def run(self, commands: str) -> tuple[int, str]:
         assert self.bash.stdin and self.bash.stdout
@@ -77,17 +82,21 @@ class Shell:
             printed += head
             if found:
                 return int(status), printed
-        raise EOFError(printed)
+        return self.bash.wait(), f"{printed}(the shell ended, or the time was over)\n"
 
     def close(self) -> None:
         assert self.bash.stdin
         self.bash.stdin.close()
-        self.bash.wait(timeout=60)
+        self.end_of_time.cancel()
+        self.bash.wait()
+
+    def kill(self) -> None:
+        os.killpg(self.bash.pid, signal.SIGKILL)
 
 
-def follow(page: Path, skip: list[str], update: bool) -> int:
+def follow(page: Path, skip: list[str], update: bool, limit_s: float) -> int:
     text = page.read_text()
-    shell, wrong, total, printed_at = Shell(), 0, 0.0, []
+    shell, wrong, total, printed_at = Shell(limit_s), 0, 0.0, []
     try:
         for step in steps(text):
             kept = [line for line in step.commands.splitlines() if not line.startswith(tuple(skip))]
@@ -104,6 +113,8 @@ def follow(page: Path, skip: list[str], update: bool) -> int:
             if status or (differs and not update):
                 wrong += 1
                 print(f"{page}: exit {status}, the page says:\n{step.expected}\nprinted:\n{printed}")
+            if shell.bash.poll() is not None:
+                break
     finally:
         shell.close()
     print(f"{total:7.1f} s  in all")
@@ -121,9 +132,10 @@ def main() -> int:
     parser.add_argument(
         "--skip", metavar="PREFIX", action="append", default=[], help="leave out lines that begin so"
     )
+    parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="end it after so long")
     parser.add_argument("--update", action="store_true", help="write what is printed into the page")
     arguments = parser.parse_args()
-    return follow(arguments.page, arguments.skip, arguments.update)
+    return follow(arguments.page, arguments.skip, arguments.update, arguments.limit)
 
 
 if __name__ == "__main__":
