@@ -28,7 +28,7 @@ def test_a_start_prints_what_it_says(page: str, tmp_path: Path) -> None:
         )  # fmt: skip
     finally:
         # A page that fails half-way leaves its daemon behind.
-        down = [BINARY, "down", "--stop-jobs", "--state", tmp_path / "try"]
+        down = [BINARY, "down", "--stop-jobs", "--state", tmp_path / "out/state"]
         subprocess.run(down, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
