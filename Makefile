@@ -30,6 +30,17 @@ demo: build ## compare policies on an invented trace, run a real mix on this mac
 	@echo "  $(RELEASE) sim --gantt --cluster 2x4 --policy srtf"
 	@echo "  $(RELEASE) compare --cluster 4x8 --seed 7 -p all"
 
+# mdBook is built once, with nothing but its search, and kept beside the user's other caches.
+MDBOOK_VERSION := 0.5.4
+TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roommate/tools
+
+.PHONY: docs
+docs: ## the documentation as a site, its links checked: out/docs/index.html
+	@$(TOOLS)/bin/mdbook --version 2> /dev/null | grep -qx 'mdbook v$(MDBOOK_VERSION)' || \
+	  cargo install --locked --quiet mdbook --version $(MDBOOK_VERSION) --no-default-features --features search \
+	    --root $(TOOLS)
+	@python3 scripts/book.py --mdbook $(TOOLS)/bin/mdbook $(OUT)/docs
+
 .PHONY: test
 test: lint python ## run all tests
 	@cargo test --workspace --quiet
@@ -41,8 +52,8 @@ lint: ## format and lints
 	@cargo clippy --workspace --all-targets --quiet -- -D warnings
 
 .PHONY: python
-python: python-setup ## the Python SDK: lints, types, tests
-	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live ../tests/kube ../scripts/kube-programs && ../.venv/bin/mypy --no-error-summary roommate ../tests/kube/testbed && ../.venv/bin/pytest
+python: python-setup ## the Python SDK and scripts: lints, types, tests
+	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live ../tests/kube ../tests/docs ../scripts/kube-programs ../scripts/*.py && ../.venv/bin/mypy --no-error-summary roommate ../tests/kube/testbed && MYPYPATH=../scripts ../.venv/bin/mypy --no-error-summary ../scripts/book.py ../scripts/follow.py ../scripts/links.py ../scripts/record.py ../scripts/terminal.py ../tests/docs && ../.venv/bin/pytest && ../.venv/bin/pytest -q ../tests/docs
 
 .PHONY: live
 live: build python-setup ## real processes: jobs, crashes, refusals
