@@ -89,6 +89,11 @@ pub(crate) enum Command {
     Front(machine::Front),
     #[command(hide = true)]
     GpuTest(machine::GpuTest),
+    /// Write the pages of the manual into a folder
+    Man {
+        /// The folder
+        folder: PathBuf,
+    },
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -262,6 +267,10 @@ pub(crate) struct Sim {
     /// The policy
     #[arg(long, short, default_value = "tiresias")]
     pub(crate) policy: String,
+    /// Ask a policy of your own, in a process that listens on this Unix socket (see `roommate.lab`
+    /// in the Python package)
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["policy", "set", "compat"])]
+    pub(crate) policy_socket: Option<PathBuf>,
     /// Set a parameter of the policy: name=value, the value as JSON or plain text
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,

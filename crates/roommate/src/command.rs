@@ -35,9 +35,9 @@ use roommate_core::journal::{self, JournalError, Observer};
 use roommate_ingress::spec::Spec;
 use roommate_sim::trace::Problem;
 use roommate_sim::trace::gzip;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
+use std::{fs, io};
 
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
@@ -75,6 +75,12 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
             Ok(roommate_ingress::run(spec, &args.command).into())
         }
         Command::GpuTest(args) => up::gpu_test(&args),
+        Command::Man { folder } => {
+            fs::create_dir_all(&folder)
+                .and_then(|()| clap_mangen::generate_to(cli::help::command(), &folder))
+                .with_context(|| format!("could not write pages into {}", folder.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut cli::help::command(), "roommate", &mut text);

@@ -2,6 +2,7 @@
 
 use crate::atomic::AtomicFile;
 use crate::cli::{self, TraceInput, WorldArgs};
+use crate::external::{self, EXTERNAL, External};
 use crate::{console, measurements, table};
 use anyhow::Context;
 use roommate_core::cluster::Cluster;
@@ -12,7 +13,7 @@ use roommate_core::job::Retries;
 use roommate_core::journal::metrics::{Fold, Metrics};
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::measurement::atlas::Atlas;
-use roommate_core::policy::{self, Entry, Params};
+use roommate_core::policy::{self, Entry, Params, Policy};
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_sim::bound::{Bound, bound};
@@ -262,12 +263,43 @@ impl Lab {
         let Value::Object(all_params) = entry.params(params)? else {
             anyhow::bail!("parameters of {name} are not an object");
         };
+        self.run_policy(name, all_params, policy, journal, extra, progress)
+    }
+
+    /// Simulates a policy that another process decides for; it listens on this socket.
+    pub(crate) fn run_external(
+        &self,
+        socket: &Path,
+        journal: Option<&Path>,
+        extra: &mut dyn Observer,
+        progress: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<Run> {
+        let names = external::Names {
+            jobs: self.workload.arrivals.iter().map(|job| job.name.clone()).collect(),
+            profiles: self.workload.profiles.iter().map(|(name, _)| name.clone()).collect(),
+        };
+        let (policy, failure) = External::connect(socket, names)?;
+        let policy = Box::new(policy);
+        let run = self.run_policy(EXTERNAL, Params::new(), policy, journal, extra, progress);
+        // What the simulation says after the policy has failed is only a consequence.
+        failure.take().map_or(run, Err)
+    }
+
+    fn run_policy(
+        &self,
+        name: &str,
+        params: Params,
+        policy: Box<dyn Policy>,
+        journal: Option<&Path>,
+        extra: &mut dyn Observer,
+        progress: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<Run> {
         let (known_pairs, truth) = self.models_for(name)?;
         let setup = Setup {
             cluster: self.world.cluster.clone(),
             costs: self.costs(name),
             policy_name: name.into(),
-            params: all_params,
+            params,
             policy,
             known_pairs,
             truth,

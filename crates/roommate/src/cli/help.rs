@@ -23,7 +23,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Kubernetes", &["kube"]),
     ("Measure", &["profile", "predict"]),
     ("Traces", &["trace"]),
-    ("Shell", &["completions"]),
+    ("Shell", &["completions", "man"]),
 ];
 
 /// The command line with its commands in groups.
