@@ -10,6 +10,8 @@ ANCHORS := $(wildcard $(SHARED)/anchors/*)
 DIR ?=
 INPUTS ?=
 SEED ?= 1
+# Where archives will be found, for krew's manifest.
+RELEASES ?= https://example.org/roommate/releases
 OUT ?= out
 
 .PHONY: help
@@ -89,6 +91,24 @@ budgets: ## instruction budgets of the hot paths, of the build for releases
 	@cargo build --profile dist --quiet -p roommate
 	@cargo build --profile dist --quiet -p roommate-core --example rounds
 	@python3 bench/budgets.py
+
+# Two builds (docs/decisions/013-two-builds.md): for an old GNU C library, and without any.
+GNU := x86_64-unknown-linux-gnu
+STATIC := x86_64-unknown-linux-musl
+ZIGBUILD := PATH="$(CURDIR)/target/packaging/bin:$$PATH" cargo zigbuild --quiet --locked --profile dist
+
+.PHONY: dist
+dist: dist-programs python-setup ## packages under dist/, each installed into an empty place (half an hour the first time)
+	@target/packaging/bin/python packaging/package.py --gnu target/$(GNU)/dist --static target/$(STATIC)/dist --releases $(RELEASES) dist
+	@.venv/bin/pytest -q tests/packaging
+
+.PHONY: dist-programs
+dist-programs:
+	@cmp -s packaging/requirements.txt target/packaging/requirements.txt || { \
+	  python3 -m venv target/packaging && target/packaging/bin/pip install --quiet -r packaging/requirements.txt \
+	  && rustup --quiet target add $(STATIC) && cp packaging/requirements.txt target/packaging/; }
+	@$(ZIGBUILD) --target $(STATIC) -p roommate
+	@$(ZIGBUILD) --target $(GNU).2.17 -p roommate -p roommate-gate
 
 .PHONY: anchors
 anchors: build ## results of published simulators: make anchors [DIR=../shared/anchors/muri] [INPUTS=...]

@@ -1,0 +1,3 @@
+"""Callbacks for training frameworks, one each: ``roommate.integrations.lightning`` and
+``roommate.integrations.transformers``. Nothing here is imported before it is used.
+"""
