@@ -111,4 +111,4 @@ if __name__ == "__main__":
         _, net, _ = lightning(folder, 40, devices=2, **options)
     else:
         _, net, _ = transformers(folder, 40, **options)
-    print("sizes", *net.sizes, flush=True)
+    print(f"trained {len(net.sizes)} steps", flush=True)

@@ -363,9 +363,7 @@ fn words(why: Infeasible) -> &'static str {
         Infeasible::NotPending => "the job does not wait for GPUs",
         Infeasible::NotPlaced => "the job holds no GPUs",
         Infeasible::WrongCount => "fewer or more GPUs than the job can use",
-        Infeasible::BadSet => {
-            "the GPUs are not ascending, or one is given twice or does not exist"
-        }
+        Infeasible::BadSet => "the GPUs are not ascending, or one is given twice or does not exist",
         Infeasible::Torn => "the GPUs of one task are on several nodes",
         Infeasible::Down => "the node of a GPU is down",
         Infeasible::WrongKind => "a GPU is of a model that the job may not use",

@@ -28,14 +28,14 @@ class Sizes:
     """Changes the batch size of loaders of PyTorch where they draw their batches."""
 
     def __init__(self, loaders: list[Any]) -> None:
-        samplers = [_innermost(getattr(loader, "batch_sampler", None)) for loader in loaders]
-        self._samplers = samplers
-        self.resizable = bool(samplers) and all(hasattr(s, "batch_size") for s in samplers)
+        chains = [_chain(getattr(loader, "batch_sampler", None)) for loader in loaders]
+        self._samplers = [sampler for chain in chains for sampler in chain]
+        self.resizable = bool(chains) and all(chains)
 
     @property
     def own(self) -> int:
         """The batch size that the user chose."""
-        return int(self._samplers[0].batch_size) if self.resizable else 1
+        return int(self._samplers[-1].batch_size) if self.resizable else 1
 
     def set(self, size: int) -> None:
         """Batches have this size from the next one on that is drawn."""
@@ -50,11 +50,16 @@ class Sizes:
         return None, size
 
 
-def _innermost(sampler: Any) -> Any:
-    """The batch sampler around which others (of accelerate, for several processes) are wrapped."""
-    while hasattr(sampler, "batch_sampler"):
-        sampler = sampler.batch_sampler
-    return sampler
+def _chain(sampler: Any) -> list[Any]:
+    """A batch sampler and those that it wraps (accelerate's, for several processes), outermost
+    first; empty if the innermost has no batch size.
+    """
+    found = []
+    while sampler is not None:
+        found.append(sampler)
+        sampler = getattr(sampler, "batch_sampler", None)
+    sized = [s for s in found if getattr(s, "batch_size", None) is not None]
+    return sized if found and found[-1] in sized else []
 
 
 class Rates:

@@ -121,7 +121,7 @@ class Plan:
         words = {"job": job.index, "gpus": sorted(gpus)}
         self._peer.asks({"place": words if knobs is None else {**words, "knobs": dict(knobs)}})
         job.on, job.knobs = list(words["gpus"]), dict(knobs or job.spec["knobs"])  # type: ignore[call-overload]
-        self._moved(job, self.pending, self.placed)
+        self._set([j for j in self.pending if j is not job], [*self.placed, job])
 
     def release(self, job: Job) -> None:
         """Takes a job off its GPUs. It can be placed elsewhere at once, and then moves."""
@@ -148,14 +148,14 @@ class Plan:
 
     def _takes_off(self, job: Job) -> None:
         job.on, job.knobs = [], {}
-        self._moved(job, self.placed, self.pending)
+        self._set([*self.pending, job], [j for j in self.placed if j is not job])
 
-    def _moved(self, job: Job, source: list[Job], to: list[Job]) -> None:
-        source.remove(job)
-        to.append(job)
-        to.sort(key=lambda j: j.index)
+    def _set(self, pending: list[Job], placed: list[Job]) -> None:
+        """New lists: a policy may be walking over the old ones."""
+        self.pending = sorted(pending, key=lambda job: job.index)
+        self.placed = sorted(placed, key=lambda job: job.index)
         up = {g for n, node in enumerate(self.nodes) if n not in self.nodes_down for g in node.gpus}
-        self.idle = sorted(up.difference(*(j.on for j in self.placed)))
+        self.idle = sorted(up.difference(*(job.on for job in placed)))
 
     def _take(self, asked: dict[str, Any]) -> None:
         self.jobs += [_job(new) for new in asked["new"]]
