@@ -55,11 +55,18 @@ lint: ## format and lints
 
 .PHONY: python
 python: python-setup ## the Python SDK and scripts: lints, types, tests
-	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live ../tests/kube ../tests/docs ../scripts/kube-programs ../scripts/*.py && ../.venv/bin/mypy --no-error-summary roommate ../tests/kube/testbed && MYPYPATH=../scripts ../.venv/bin/mypy --no-error-summary ../scripts/book.py ../scripts/follow.py ../scripts/links.py ../scripts/record.py ../scripts/terminal.py ../tests/docs && ../.venv/bin/pytest && ../.venv/bin/pytest -q ../tests/docs
+	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live ../tests/kube ../tests/docs ../tests/packaging ../tests/integrations ../packaging ../scripts/kube-programs ../scripts/*.py && ../.venv/bin/mypy --no-error-summary roommate ../tests/kube/testbed && MYPYPATH=../scripts ../.venv/bin/mypy --no-error-summary ../scripts/book.py ../scripts/follow.py ../scripts/links.py ../scripts/record.py ../scripts/terminal.py ../tests/docs && ../.venv/bin/pytest && ../.venv/bin/pytest -q ../tests/docs
 
 .PHONY: live
 live: build python-setup ## real processes: jobs, crashes, refusals
 	@.venv/bin/pytest -q tests/live
+
+.PHONY: integrations
+integrations: ## callbacks with the real PyTorch, Lightning and transformers (some GB are installed)
+	@cmp -s tests/integrations/requirements.txt target/integrations/requirements.txt || { \
+	  python3 -m venv target/integrations && target/integrations/bin/pip install --quiet -r tests/integrations/requirements.txt \
+	  && cp tests/integrations/requirements.txt target/integrations/; }
+	@target/integrations/bin/pytest -q tests/integrations
 
 .PHONY: kube
 kube: build python-setup ## on a real Kubernetes on this machine, built from its sources once (7 minutes on two idle cores)

@@ -4,7 +4,8 @@
 usage: package.py --gnu FOLDER --static FOLDER --releases URL OUT
 
 --gnu has `roommate` and `libroommate_gate.so` for an old GNU C library, --static a `roommate`
-without any (docs/decisions/013-two-builds.md). --releases is where archives will be found, for krew. `make dist` builds both and calls this.
+without any (docs/decisions/013-two-builds.md). --releases is where archives will be found, for
+krew. `make dist` builds both and calls this.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 from pathlib import Path
 
+import tomllib
 from wheel_file import carry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +116,7 @@ def debian(to: Path, built: Path, root: Path, glibc: tuple[int, int]) -> None:
     scripts.mkdir()
     size_kib = sum(f.lstat().st_size for f in root.rglob("*") if f.is_file()) // 1024
     control = (HERE / "debian/control").read_text()
-    for name, value in [("VERSION", VERSION), ("SIZE", size_kib), ("GLIBC", "%d.%d" % glibc)]:
+    for name, value in [("VERSION", VERSION), ("SIZE", size_kib), ("GLIBC", f"{glibc[0]}.{glibc[1]}")]:
         control = control.replace(f"@{name}@", str(value))
     (scripts / "control").write_text(control)
     for name in ["postinst", "prerm", "postrm"]:

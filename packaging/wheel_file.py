@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,9 @@ def _of_sdk(sdk: Path, name: str) -> dict[str, bytes]:
     """The files of the SDK's own wheel, which has no program."""
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        subprocess.run([*pip, "--wheel-dir", folder, sdk], check=True)
+        # setuptools leaves its work beside the sources.
+        sources = shutil.copytree(sdk, Path(folder) / "sources", ignore=shutil.ignore_patterns("*.egg-info"))
+        subprocess.run([*pip, "--wheel-dir", folder, sources], check=True)
         (plain,) = Path(folder).glob("*.whl")
         if not plain.name.startswith(f"{name}-"):
             sys.exit(f"error: the SDK is {plain.name}, the program {name}: make them one version")

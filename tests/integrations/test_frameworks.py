@@ -168,7 +168,8 @@ def test_processes_of_a_job_act_as_one(kind: str, machine: Machine, folder: str)
     once(machine, Tuned, Suspend())
     once(machine, Suspended, Resume(), Checkpoint())
     before = machine.react
-    machine.react = lambda m: [Stop()] if getattr(m, "batch", 0) == 8 and isinstance(m, Stepped) else before(m)
+    grown = lambda m: isinstance(m, Stepped) and m.batch == 8  # noqa: E731
+    machine.react = lambda m: [Stop()] if grown(m) else before(m)
     job = start_two(kind, folder)
     said, _ = job.communicate(timeout=240)
     assert job.returncode != 0 and "exitcode  : 75" in said, said

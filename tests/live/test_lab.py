@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pandas as pd
 import pytest
 from conftest import BINARY, ROOT
 from nbclient import NotebookClient
+
 from roommate import lab
 from roommate.lab import Job, LabError, Plan, Refused
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DIST = ROOT / "dist"
+DIST = Path(os.environ.get("ROOMMATE_DIST") or ROOT / "dist")
 SCRIPT = ROOT / "tests/packaging/empty-place.sh"
 HERE = Path("/")
 ROOTS = [HERE, *(Path(r) for r in os.environ.get("ROOMMATE_ROOTS", "").split(":") if r)]
@@ -55,7 +55,8 @@ class Place:
 
     def run(self, *words: str) -> str:
         """Runs a command in the folder, without the environment of the tests."""
-        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self.inside(self.folder)}
+        path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+        env = {"PATH": path, "HOME": self.inside(self.folder)}
         if self.root != HERE:
             inner = f'mount -t proc proc "{self.root}/proc" && exec chroot "{self.root}" "$@"'
             cd = ["sh", "-c", 'cd "$0" && exec "$@"', self.inside(self.folder)]

@@ -10,14 +10,14 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from . import charts, policy
 from .journal import Account, read
 from .policy import PythonPolicy
 from .program import flags, optional, output, start
 
-Policy = Union[str, PythonPolicy]
+Policy = str | PythonPolicy
 """A policy: the name of a built-in one, or one in Python."""
 
 Parameters = Mapping[str, object]

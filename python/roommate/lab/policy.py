@@ -22,7 +22,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from typing import Any, Protocol
 
 from .program import LabError
 
@@ -42,7 +42,7 @@ class Scheduler(Protocol):
         """Edits the plan."""
 
 
-PythonPolicy = Union[Callable[["Plan"], None], Scheduler]
+PythonPolicy = Callable[["Plan"], None] | Scheduler
 
 
 @dataclass(eq=False)
@@ -232,7 +232,7 @@ def answer(policy: PythonPolicy, door: socket.socket, child: subprocess.Popen[st
         plan = Plan(peer, begin["begin"])
         while (asked := peer.hear()) is not None:
             plan._take(asked["asked"])
-            decide(plan)  # type: ignore[operator]
+            decide(plan)
             peer.say({"decided": {}})
 
 
