@@ -1,11 +1,12 @@
 """Small training jobs with Lightning, with transformers and with DDP; also run as a script:
 
-jobs.py lightning|transformers FOLDER
+jobs.py lightning|transformers|ddp FOLDER
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,11 +105,49 @@ def transformers(folder: str, epochs: int, **options: Any) -> Any:
     return trainer, net, callback
 
 
+def ddp(folder: str, epochs: int, **options: Any) -> Net:
+    """Trains with a loop of its own in several processes."""
+    import torch.distributed as distributed
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DistributedSampler
+
+    from roommate.integrations import ddp as roommate_ddp
+
+    distributed.init_process_group("gloo")
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    data, kept, begin, done = Points(False), Path(folder) / "net.pt", 0, None
+    if kept.exists():
+        state = torch.load(kept)
+        net.load_state_dict(state["net"])
+        begin, done = state["epoch"], state["done"]
+    loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
+    epoch = begin
+
+    def save() -> None:
+        if distributed.get_rank() == 0:
+            kept.parent.mkdir(exist_ok=True)
+            torch.save({"net": net.state_dict(), "epoch": epoch, "done": batches.done}, kept)
+        distributed.barrier()
+
+    batches = roommate_ddp.steps(loader, optimizer=optimizer, done=done, save=save, **options)
+    for epoch in range(begin, epochs):
+        for x, y in batches:
+            optimizer.zero_grad()
+            model(x, y)["loss"].backward()
+            optimizer.step()
+    distributed.destroy_process_group()
+    return net
+
+
 if __name__ == "__main__":
     kind, folder = sys.argv[1:]
     options = {"min": BATCH, "max": 4 * BATCH}
     if kind == "lightning":
         _, net, _ = lightning(folder, 40, devices=2, **options)
+    elif kind == "ddp":
+        net = ddp(folder, 40, **options)
     else:
         _, net, _ = transformers(folder, 40, **options)
     print(f"trained {len(net.sizes)} steps", flush=True)

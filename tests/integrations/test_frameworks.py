@@ -161,7 +161,7 @@ def start_two(kind: str, folder: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("kind", ["lightning", "transformers"])
+@pytest.mark.parametrize("kind", ["lightning", "transformers", "ddp"])
 def test_processes_of_a_job_act_as_one(kind: str, machine: Machine, folder: str) -> None:
     """DDP with two processes: one of them talks, all of them obey."""
     once(machine, Stepped, Tune(8, 1000), after=1)

@@ -9,6 +9,7 @@ others what to do, over a group of its own whose timeout outlasts a suspension::
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -119,7 +120,8 @@ class Loop:
         self._session = session.current()
         if self._leads:
             self._session.on_checkpoint.append(self._checkpoint)
-            self._session.on_suspend.append(lambda: self._order(RELEASE))
+            self._session.on_suspend.append(self._release)
+        atexit.register(self.close)
         self._boundary()
 
     @property
@@ -148,11 +150,23 @@ class Loop:
         if self._leads:
             self._session.saved()
 
-    def close(self) -> None:
-        """The loop is over: reports its last steps."""
+    def report(self) -> None:
+        """Reports the steps of which the daemon does not know yet."""
         self._steps.report()
-        if self._leads:
-            self._session.on_checkpoint.remove(self._checkpoint)
+
+    def close(self) -> None:
+        """The loop is over: no hook of it is called any more. Without effect the second time."""
+        self.report()
+        for hooks, own in [
+            (self._session.on_checkpoint, self._checkpoint),
+            (self._session.on_suspend, self._release),
+        ]:
+            if own in hooks:
+                hooks.remove(own)
+        if self._group is not None and _distributed().is_initialized():
+            _distributed().destroy_process_group(self._group)
+        # Its threads would abort a process that ends with them.
+        self._group = None
 
     def _boundary(self) -> None:
         if self._leads:
@@ -165,6 +179,9 @@ class Loop:
         else:
             self._obey()
         self._sizes.set(self._steps.batch_size)
+
+    def _release(self) -> None:
+        self._order(RELEASE)
 
     def _checkpoint(self) -> object:
         self._order(SAVE)
