@@ -69,6 +69,21 @@ def test_fifo_in_python_decides_as_the_built_in_one(seed: int, cluster: str) -> 
         assert {k: mine.metrics[k] for k in same} == {k: built_in.metrics[k] for k in same}
 
 
+def test_the_journal_of_a_policy_in_python_is_told(tmp_path: Path) -> None:
+    """It can be explained and shown, but there is nothing to replay it with."""
+    journal = tmp_path / "own.jsonl"
+    run = lab.simulate(fifo, cluster="2x4", seed=1, journal=journal)
+    assert len(run.jobs) == 500
+
+    def tool(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([BINARY, *words], capture_output=True, text=True)
+
+    assert "finished" in tool("explain", "17", "--journal", str(journal)).stdout
+    assert tool("report", str(journal), "-o", str(tmp_path / "own.html")).returncode == 0
+    replayed = tool("replay", str(journal))
+    assert replayed.returncode == 2 and 'there is no policy "external"' in replayed.stderr
+
+
 def test_a_policy_that_preempts_finishes_all_jobs() -> None:
     run = lab.simulate(LeastAttained(), cluster="2x4", seed=3)
     assert run.metrics["finished"] == run.metrics["jobs"] == 500

@@ -95,18 +95,20 @@ def simulate(
     *,
     trace: Any = None,
     params: Parameters | None = None,
+    journal: str | os.PathLike[str] | None = None,
     **settings: object,
 ) -> Run:
     """Runs a trace through one policy in virtual time.
 
     ``policy`` is a name (``roommate policies`` lists them) or a policy in Python. ``trace`` is a
     path, a pandas frame with the columns of docs/reference/trace-format.md, or None for a small
-    invented one. ``params`` are parameters of the policy. ``settings`` are the flags of ``roommate
-    sim``: ``cluster="4x8"``, ``seed=7``, ``restart_cost=30``, ``blind=True``.
+    invented one. ``params`` are parameters of the policy. ``journal`` is a file for the journal,
+    for ``roommate explain`` and ``report``. ``settings`` are the flags of ``roommate sim``:
+    ``cluster="4x8"``, ``seed=7``, ``restart_cost=30``, ``blind=True``.
     """
     with _folder() as folder:
         words = ["sim", *_trace(trace, folder), *flags(settings), *_params("", params)]
-        return _one(policy, words, folder)
+        return _one(policy, words, folder, Path(journal) if journal else None)
 
 
 def compare(
@@ -149,8 +151,8 @@ def _built_in(
     return runs, whole["bound_s"]
 
 
-def _one(chosen: Policy, words: list[str], folder: Path) -> Run:
-    journal = folder / "journal.jsonl"
+def _one(chosen: Policy, words: list[str], folder: Path, journal: Path | None = None) -> Run:
+    journal = journal or folder / "journal.jsonl"
     words = [*words, f"--journal={journal}", "-o", "json"]
     if isinstance(chosen, str):
         text = output(start([*words, f"--policy={chosen}"]))

@@ -26,6 +26,18 @@ fn rows(rows: &str, expected: Expect) {
 }
 
 #[test]
+fn a_policy_in_another_process_has_to_listen() {
+    let room = Room::with(&[("t.csv", GOOD), ("old.jsonl", "old")]);
+    room.refuses(
+        "sim t.csv --cluster 1x2 --policy-socket none.sock --journal old.jsonl",
+        expect![[r#"
+            error: could not connect to the policy at none.sock: No such file or directory (os error 2)
+            hint: start the policy before the simulation; `roommate.lab` in Python does so
+        "#]],
+    );
+}
+
+#[test]
 fn a_trace_must_be_a_file_with_jobs() {
     let room = Room::with(&[("old.jsonl", "old")]);
     room.refuses(
