@@ -163,6 +163,19 @@ def test_the_manifest_of_krew_names_its_archive() -> None:
         assert set(re.findall(r"- from: (\S+)", manifest)) <= set(tar.getnames())
 
 
+def test_the_recipe_of_images_finds_the_archives() -> None:
+    lines = (ROOT / "packaging/container/Containerfile").read_text().splitlines()
+    added = [line.split()[1:] for line in lines if line.startswith("ADD ")]
+    programs = {}
+    for pattern, to in added:
+        (archive,) = ROOT.glob(pattern) if DIST == ROOT / "dist" else DIST.glob(Path(pattern).name)
+        with tarfile.open(archive) as tar:
+            programs |= {to + name: archive for name in tar.getnames() if Path(name).name == "roommate"}
+    starts = [json.loads(line.partition(" ")[2])[0] for line in lines if line.startswith("ENTRYPOINT")]
+    assert sorted(starts) == ["/roommate", "/usr/local/bin/roommate"]
+    assert set(starts) <= set(programs), programs
+
+
 def test_sums_are_those_of_all_files() -> None:
     lines = [line.split("  ") for line in (DIST / "SHA256SUMS").read_text().splitlines()]
     listed = {name: digest for digest, name in lines}
