@@ -172,7 +172,10 @@ impl External {
     pub(crate) fn connect(at: &Path, names: Names) -> anyhow::Result<(Self, Failure)> {
         let to = UnixStream::connect(at).map_err(|error| {
             let what = format!("could not connect to the policy at {}: {error}", at.display());
-            console::advise(what, "start the policy before the simulation; `roommate.lab` in Python does so")
+            console::advise(
+                what,
+                "start the policy before the simulation; `roommate.lab` in Python does so",
+            )
         })?;
         Self::over(to, names)
     }
