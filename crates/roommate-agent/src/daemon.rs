@@ -202,8 +202,8 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
     let service = Service::new(calls, paths, mode, tokens, most_requests);
     if let Some(listening) = http {
         daemon.http = Some(listening.url());
-        let service = Arc::clone(&service);
-        small_thread("http", move || listening.serve(&service)).map_err(failed)?;
+        let site = Arc::new(Arc::clone(&service));
+        small_thread("http", move || listening.serve(&site)).map_err(failed)?;
     }
     small_thread("users", move || control::serve(&control_at, &service)).map_err(failed)?;
     let from = Arc::clone(&inbox);

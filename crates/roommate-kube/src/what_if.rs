@@ -19,8 +19,8 @@ use roommate_core::idx::JobIdx;
 use roommate_core::job::{Job, Phase};
 use roommate_core::knobs::Knobs;
 use roommate_core::number::Number;
-use roommate_core::performance::pairs;
-use roommate_core::reason::Source;
+pub use roommate_core::performance::pairs::Slowdown;
+use roommate_core::performance::pairs::slowdown;
 use roommate_core::state::State;
 use roommate_core::time::{Span, Time};
 use serde::Serialize;
@@ -98,15 +98,6 @@ pub struct Runs {
     pub limit_percent: f64,
     /// Length of a step relative to alone.
     pub slowdown: Slowdown,
-}
-
-/// How much longer a step takes than alone.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Slowdown {
-    /// 1 = as long as alone.
-    pub times: f64,
-    /// How that is known.
-    pub source: Source,
 }
 
 /// Somebody on the same GPUs.
@@ -382,32 +373,6 @@ impl Trial {
         }
         self.now = to;
     }
-}
-
-/// How much longer the steps of a job that runs are believed to take than alone, on the GPU where
-/// that is worst.
-fn slowdown(state: &State, job: JobIdx) -> Slowdown {
-    let own = state.spec(job).profile;
-    let mut worst = Slowdown { times: 1.0, source: Source::Measured };
-    for gpu in state.job(job).gpus.iter().map(|g| state.gpu(*g)) {
-        let mut here = Slowdown { times: 1.0, source: Source::Measured };
-        for other in gpu.tenants.iter().filter(|t| **t != job) {
-            let profile = state.spec(*other).profile;
-            let part = pairs::weight_of(state.job(job).knobs, state.job(*other).knobs);
-            here.times += part * pairs::extra(state, gpu.gpu_model, own, profile);
-            let (kind, of) = (state.kind(own), state.kind(profile));
-            let source = match state.pairs.measured(gpu.gpu_model, kind, of) {
-                Some(_) => Source::Measured,
-                None if state.demand(own).and(state.demand(profile)).is_some() => Source::Learnt,
-                None => Source::Thumb,
-            };
-            here.source = here.source.min(source);
-        }
-        if here.times > worst.times || here.source < worst.source {
-            worst = Slowdown { times: worst.times.max(here.times), ..here };
-        }
-    }
-    worst
 }
 
 /// How a job runs, in words.

@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Submit(machine::Submit),
     /// Watch devices, jobs and the queue, and act on them
     Top(machine::Top),
+    /// Open the dashboard of the daemon, or of journals, in a browser
+    Ui(machine::Ui),
     /// List the daemon's jobs
     Ps(machine::Ps),
     /// Describe one job, or the machine

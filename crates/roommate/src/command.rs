@@ -22,6 +22,7 @@ mod submit;
 mod token;
 mod top;
 mod trace;
+mod ui;
 mod up;
 
 use crate::cli::machine::At;
@@ -55,6 +56,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Up(args) => up::run(&args),
         Command::Submit(args) => submit::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Ui(args) => ui::run(&args),
         Command::Ps(args) => machine::ps(&args),
         Command::Describe(args) => machine::describe(&args),
         Command::Logs(args) => logs::run(&args),
