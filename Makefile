@@ -80,17 +80,17 @@ python-setup:
 	  && cp python/requirements-dev.txt .venv/; }
 
 .PHONY: browser
-browser: build browser-setup ## the report in a real Chromium
+browser: build browser-setup ## the report and the dashboard in a real Chromium
 	@$(RELEASE) compare --cluster 4x8 --seed 7 -p all --report $(OUT)/browser/all.html -o csv > /dev/null
 	@$(RELEASE) sim --cluster 2x4 --policy srtf --journal $(OUT)/browser/one.jsonl -o csv > /dev/null
 	@$(RELEASE) report $(OUT)/browser/one.jsonl -o $(OUT)/browser/one.html 2> /dev/null
 	@$(RELEASE) trace study tests/browser/study.csv --report $(OUT)/browser/study.html -o csv > /dev/null 2>&1
-	@cd tests/browser && STUDY_HTML=$(CURDIR)/$(OUT)/browser/study.html REPORT_HTML=$(CURDIR)/$(OUT)/browser/all.html:$(CURDIR)/$(OUT)/browser/one.html npm test --silent
+	@cd tests/browser && ROOMMATE_BIN=$(CURDIR)/$(RELEASE) STUDY_HTML=$(CURDIR)/$(OUT)/browser/study.html REPORT_HTML=$(CURDIR)/$(OUT)/browser/all.html:$(CURDIR)/$(OUT)/browser/one.html npm test --silent
 
 .PHONY: browser-setup
 browser-setup:
 	@command -v chromium > /dev/null || scripts/apt-install chromium
-	@cd tests/browser && { [ -d node_modules/playwright-core ] || npm ci --silent --no-audit --no-fund; }
+	@cd tests/browser && { [ -d node_modules/playwright-core ] && [ -d node_modules/axe-core ] || npm ci --silent --no-audit --no-fund; }
 
 .PHONY: budgets
 budgets: ## instruction budgets of the hot paths, of the build for releases

@@ -7,18 +7,22 @@ use crate::AgentError;
 use crate::api::control::{JobView, MachineView, Reply, Request};
 use crate::api::dashboard::recent::Recent;
 use crate::process::rotated_file::Place;
-use roommate_core::journal::Reader;
+use roommate_core::journal::forecast::Forecast;
 use roommate_core::journal::timeline::{Line, Timeline};
+use roommate_core::journal::{Observer, Reader};
 use roommate_core::number::Number;
+use roommate_core::time::Time;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between looks.
 const EVERY: Duration = Duration::from_secs(1);
+/// Time between forecasts of the queue, at least.
+const FORESEE_EVERY: Duration = Duration::from_secs(5);
 /// Messages that wait for a viewer at most; one who does not keep up is disconnected, and comes
 /// again.
 const MOST_UNSENT: usize = 32;
@@ -43,19 +47,60 @@ struct Seen {
     machine: Option<serde_json::Value>,
     now_s: f64,
     jobs: BTreeMap<u32, JobView>,
+    /// Seconds until jobs that wait would start, when that was asked last.
+    starts: BTreeMap<String, Number>,
 }
 
 /// The journal as far as it was read.
 #[derive(Default)]
 struct Journal {
-    place: Place,
-    reader: Reader,
+    pieces: Pieces,
     timeline: Timeline,
     recent: Recent,
-    /// What was read of a line that is not whole.
-    rest: Vec<u8>,
     /// Why it cannot be read.
     refused: Option<String>,
+}
+
+/// A reader of the part of the journal that grows, in the pieces in which it is answered.
+struct Pieces {
+    place: Place,
+    reader: Reader,
+    /// What was read of a line that is not whole.
+    rest: Vec<u8>,
+}
+
+impl Default for Pieces {
+    fn default() -> Self {
+        // Behind all earlier parts comes the one that grows.
+        let place = Place { part: u64::MAX, at: 0 };
+        Self { place, reader: Reader::default(), rest: Vec::new() }
+    }
+}
+
+impl Pieces {
+    /// Reads all that has been written since.
+    fn read(&mut self, ask: &Ask, to: &mut dyn Observer) -> Result<(), AgentError> {
+        loop {
+            let (bytes, next) = match ask(&Request::Journal { from: self.place })? {
+                Reply::Piece { bytes, next } => (Vec::from(bytes), next),
+                other => return Err(unexpected(other)),
+            };
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            if next.part != self.place.part {
+                // A new part registers all its jobs again.
+                (self.reader, self.rest) = (Reader::default(), Vec::new());
+            }
+            self.place = next;
+            self.rest.extend(bytes);
+            let read = self.reader.read(&self.rest, to).map_err(|error| {
+                let what = format!("the journal cannot be read: {error}");
+                AgentError::Refused { what, hint: None }
+            })?;
+            self.rest.drain(..read);
+        }
+    }
 }
 
 /// A job as pages are told of it: they count its age themselves, and need neither paths nor
@@ -63,6 +108,29 @@ struct Journal {
 fn row(view: JobView) -> JobView {
     let age_s = if view.ended { view.age_s } else { Number::of(0.0) };
     JobView { age_s, log: String::new(), pid: None, keeper_pid: None, stages_s: None, ..view }
+}
+
+/// When to ask again when jobs start that wait.
+#[derive(Default)]
+struct Foresight {
+    waiting: Vec<u32>,
+    next: Option<Instant>,
+}
+
+impl Foresight {
+    fn is_due(&mut self, waiting: Vec<u32>) -> bool {
+        let rested = self.next.is_none_or(|next| Instant::now() >= next);
+        let due = rested && !(waiting.is_empty() && self.waiting.is_empty());
+        if due {
+            self.waiting = waiting;
+        }
+        due
+    }
+
+    /// A long journal takes long to read again, so it is read less often.
+    fn took(&mut self, time: Duration) {
+        self.next = Some(Instant::now() + FORESEE_EVERY.max(time * 200));
+    }
 }
 
 /// A message to viewers.
@@ -78,6 +146,8 @@ struct Message<'a> {
     jobs: Vec<&'a JobView>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gone: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    starts: Option<&'a BTreeMap<String, Number>>,
     /// Why there is no history.
     #[serde(skip_serializing_if = "Option::is_none")]
     no_journal: Option<&'a str>,
@@ -88,8 +158,9 @@ struct Message<'a> {
 
 impl<'a> Message<'a> {
     fn at(now_s: f64) -> Self {
-        let (machine, lines, no_journal, lost) = (None, [].as_slice(), None, None);
-        Self { now_s, machine, lines, jobs: Vec::new(), gone: Vec::new(), no_journal, lost }
+        let (machine, lines, starts, no_journal, lost) = (None, [].as_slice(), None, None, None);
+        let (jobs, gone) = (Vec::new(), Vec::new());
+        Self { now_s, machine, lines, jobs, gone, starts, no_journal, lost }
     }
 
     fn is_empty(&self) -> bool {
@@ -128,6 +199,7 @@ impl Feed {
             machine: seen.machine.as_ref(),
             lines: &lines,
             jobs: seen.jobs.values().collect(),
+            starts: Some(&seen.starts).filter(|starts| !starts.is_empty()),
             no_journal: seen.journal.refused.as_deref(),
             ..Message::at(seen.now_s)
         };
@@ -137,15 +209,29 @@ impl Feed {
     }
 
     fn keep_looking(self: Arc<Self>) {
+        let mut foresight = Foresight::default();
         loop {
             std::thread::sleep(EVERY);
             let mut seen = self.seen();
-            if let Some(news) = self.look(&mut seen) {
-                seen.viewers.retain(|viewer| viewer.try_send(Arc::clone(&news)).is_ok());
-            }
+            let news = self.look(&mut seen);
+            seen.send(news);
             if seen.viewers.is_empty() {
                 seen.looking = false;
                 return;
+            }
+            let (waiting, now_s) = (seen.waiting(), seen.now_s);
+            let may = seen.journal.refused.is_none();
+            drop(seen);
+            if may && foresight.is_due(waiting) {
+                let began = Instant::now();
+                let starts = self.foresee(now_s);
+                foresight.took(began.elapsed());
+                let mut seen = self.seen();
+                let news = starts.filter(|starts| *starts != seen.starts).map(|starts| {
+                    seen.starts = starts;
+                    Message { starts: Some(&seen.starts), ..Message::at(now_s) }.text()
+                });
+                seen.send(news);
             }
         }
     }
@@ -193,19 +279,21 @@ impl Feed {
     }
 
     fn read_journal(&self, journal: &mut Journal) {
-        while journal.refused.is_none() {
-            let piece = match (self.ask)(&Request::Journal { from: journal.place }) {
-                Ok(Reply::Piece { bytes, next }) => (Vec::from(bytes), next),
-                Ok(other) => return journal.refused = Some(unexpected(other).to_string()),
-                Err(AgentError::Refused { what, .. }) => return journal.refused = Some(what),
-                Err(_) => return,
-            };
-            let (bytes, next) = piece;
-            if bytes.is_empty() {
-                return;
-            }
-            journal.take(&bytes, next);
+        if journal.refused.is_some() {
+            return;
         }
+        match journal.pieces.read(&self.ask, &mut journal.timeline) {
+            Err(AgentError::Refused { what, .. }) => journal.refused = Some(what),
+            // Whatever else happens, happens to other requests too.
+            Ok(()) | Err(_) => {}
+        }
+    }
+
+    /// Seconds until jobs that wait would start.
+    fn foresee(&self, now_s: f64) -> Option<BTreeMap<String, Number>> {
+        let mut forecast = Forecast::default();
+        Pieces::default().read(&self.ask, &mut forecast).ok()?;
+        forecast.starts(Time::from_secs(now_s)).ok()
     }
 }
 
@@ -228,22 +316,20 @@ fn shown(machine: MachineView) -> serde_json::Value {
     value
 }
 
-impl Journal {
-    fn take(&mut self, bytes: &[u8], next: Place) {
-        if next.part != self.place.part {
-            // A new part registers all its jobs again.
-            (self.reader, self.rest) = (Reader::default(), Vec::new());
-        }
-        self.place = next;
-        self.rest.extend_from_slice(bytes);
-        match self.reader.read(&self.rest, &mut self.timeline) {
-            Ok(read) => drop(self.rest.drain(..read)),
-            Err(error) => self.refused = Some(format!("the journal cannot be read: {error}")),
+impl Seen {
+    /// Sends a message to all viewers who keep up.
+    fn send(&mut self, news: Option<Arc<str>>) {
+        if let Some(news) = news {
+            self.viewers.retain(|viewer| viewer.try_send(Arc::clone(&news)).is_ok());
         }
     }
-}
 
-impl Seen {
+    /// Jobs that wait.
+    fn waiting(&self) -> Vec<u32> {
+        let waits = |job: &&JobView| !job.ended && job.devices.is_empty();
+        self.jobs.values().filter(waits).map(|job| job.idx).collect()
+    }
+
     /// Takes in the jobs; returns those that changed, and those that are no longer shown.
     fn take_jobs(&mut self, jobs: Vec<JobView>) -> (Vec<u32>, Vec<u32>) {
         let ended = jobs.iter().filter(|j| j.ended).count();

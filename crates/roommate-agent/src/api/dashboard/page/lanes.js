@@ -165,7 +165,6 @@ export class Lanes {
   }
 
   drawTenants(tenants, x0, x1, y, height, labels) {
-    const { pen } = this;
     const parts = tenants.length === 1 ? [Math.min(1, (tenants[0].phase.knobs?.sm_permille || 1000) / 1000)] : this.parts(tenants);
     let top = y;
     tenants.forEach((tenant, n) => {
@@ -176,7 +175,6 @@ export class Lanes {
       else labels.push({ job: tenant.job, x0, x1, y: top, tall });
       top += tall;
     });
-    void pen;
   }
 
   drawBar({ job, phase }, x0, x1, y, tall) {

@@ -175,6 +175,8 @@ async function recordings(of) {
     metrics($("#compare > div"), runs);
   }
   $("#transport").hidden = false;
+  // In the middle there is most to see.
+  cursor = end() / 2;
   speed = Math.max(1, Math.round(end() / 60));
   const speeds = [1, 10, 60, 600, 3600, speed].sort((a, b) => a - b).filter((s, n, all) => all.indexOf(s) === n);
   $("#speed").replaceChildren(...speeds.map((s) => el("option", { value: s, selected: s === speed }, `${s}×`)));
@@ -200,10 +202,8 @@ async function connect() {
   let wait = 500;
   for (;;) {
     try {
-      const known = shown();
       const { run, of } = await follow(0);
       if (!run.live) return recordings(of);
-      void known;
       run.lost = "the connection ended";
       wait = 500;
     } catch (error) {
@@ -258,7 +258,7 @@ function start() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme());
   panel = new Panel({ onclose: () => { dirty = true; } });
   views = new Views({ onselect: (job) => select(shown(), job) });
-  $("#legend").append(...Object.entries(CLASSES).map(([key, name]) => el("span", {}, el("i", { class: key }), name)), el("span", {}, el("i", { class: "held" }), "suspended by its user"));
+  $("#legend").append(...Object.entries(CLASSES).map(([key, name]) => el("span", {}, el("i", { class: `of-${key}` }), name)), el("span", {}, el("i", { class: "of-held" }), "suspended by its user"));
   $("#theme").addEventListener("click", switchTheme);
   $("#help").addEventListener("click", keys);
   $("#new").addEventListener("click", () => draft(shown()));

@@ -31,6 +31,7 @@ export class Run {
     this.end = 0;
     this.lost = null;
     this.noJournal = null;
+    // When jobs that wait are expected to start.
     this.forecast = new Map();
     // When `end` was true, by the clock of this page.
     this.heard = performance.now();
@@ -60,7 +61,9 @@ export class Run {
     for (const line of message.lines ?? []) this.line(line);
     if (message.now_s !== undefined) this.end = Math.max(this.end, message.now_s);
     for (const view of message.jobs ?? []) this.view(view);
-    for (const [name, in_s] of Object.entries(message.starts ?? {})) this.forecast.set(name, in_s);
+    if (message.starts) {
+      this.forecast = new Map(Object.entries(message.starts).map(([name, in_s]) => [name, message.now_s + in_s]));
+    }
   }
 
   line(line) {
@@ -207,7 +210,7 @@ export class Run {
   /** What a daemon says of a job now. */
   view(view) {
     const job = this.named(view.name, view.idx), t = this.end;
-    const { before } = { before: job.view };
+    const before = job.view;
     job.view = view;
     job.class = view.class.replace("-", "_");
     job.wants = view.wants;

@@ -102,7 +102,11 @@ export class Views {
     return left?.t ?? job.submitted ?? this.t;
   }
 
-  startsIn(job) { return this.run.isNow(this.t) ? this.run.forecast.get(job.name) ?? null : this.nextStart(job); }
+  startsIn(job) {
+    if (!this.run.isNow(this.t)) return this.nextStart(job);
+    const at = this.run.forecast.get(job.name);
+    return at === undefined ? null : Math.max(0, at - this.t);
+  }
 
   /** Of a recorded run it is known when a job started. */
   nextStart(job) {
