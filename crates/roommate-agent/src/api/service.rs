@@ -223,8 +223,9 @@ impl Site for Arc<Service> {
     }
 
     fn stream(&self, _: usize, caller: &Caller) -> Result<Receiver<Arc<str>>, AgentError> {
-        self.feed(caller).join().map_err(|e| {
-            AgentError::Refused { what: format!("could not start a thread: {e}"), hint: None }
+        self.feed(caller).join().map_err(|e| AgentError::Refused {
+            what: format!("could not start a thread: {e}"),
+            hint: None,
         })
     }
 }

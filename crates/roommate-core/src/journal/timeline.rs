@@ -228,9 +228,7 @@ impl Timeline {
             Event::Withdrawn(_) => ended("withdrawn"),
             Event::Failed { reason, .. } => What::Failed { why: self.words(reason) },
             Event::Noted { reason, .. } => self.note(reason),
-            Event::Held { held, .. } => {
-                What::Set { held: Some(*held), why: set_by_user(fact, by) }
-            }
+            Event::Held { held, .. } => What::Set { held: Some(*held), why: set_by_user(fact, by) },
             Event::Resized { .. } => What::Set { held: None, why: set_by_user(fact, by) },
             Event::Sampled { sample, .. } if sample.step_s > 0.0 => self.sample(job, sample),
             Event::Served { served, .. } if served.requests > 0 => What::Served {

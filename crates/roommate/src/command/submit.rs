@@ -92,11 +92,7 @@ pub(super) fn request(file: JobFile, dry_run: bool, passed: &Environment) -> Req
 }
 
 /// The same as a submission.
-pub(super) fn submission(
-    file: JobFile,
-    dry_run: bool,
-    passed: &Environment,
-) -> control::Submit {
+pub(super) fn submission(file: JobFile, dry_run: bool, passed: &Environment) -> control::Submit {
     // Variables that are not UTF-8 cannot be sent as JSON and are left out.
     let env = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))

@@ -68,7 +68,8 @@ fn recording(path: &Path) -> anyhow::Result<Recording> {
 
 /// Opens an address in the user's browser, if there is a screen.
 fn open(link: &str) -> bool {
-    let has_screen = ["DISPLAY", "WAYLAND_DISPLAY"].map(std::env::var_os).iter().any(Option::is_some);
+    let has_screen =
+        ["DISPLAY", "WAYLAND_DISPLAY"].map(std::env::var_os).iter().any(Option::is_some);
     let mut browser = Command::new("xdg-open");
     let quiet = browser.arg(link).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     has_screen && quiet.spawn().is_ok()

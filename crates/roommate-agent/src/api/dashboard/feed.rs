@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Time between looks.
 const EVERY: Duration = Duration::from_secs(1);
+/// Looks without news after which viewers are told the time.
+const QUIET_LOOKS: u32 = 10;
 /// Time between forecasts of the queue, at least.
 const FORESEE_EVERY: Duration = Duration::from_secs(5);
 /// Messages that wait for a viewer at most; one who does not keep up is disconnected, and comes
@@ -209,11 +211,18 @@ impl Feed {
     }
 
     fn keep_looking(self: Arc<Self>) {
-        let mut foresight = Foresight::default();
+        let (mut foresight, mut quiet) = (Foresight::default(), 0);
         loop {
             std::thread::sleep(EVERY);
             let mut seen = self.seen();
-            let news = self.look(&mut seen);
+            quiet += 1;
+            let news = self.look(&mut seen).or_else(|| {
+                // Who has left is found out by sending something.
+                (quiet >= QUIET_LOOKS).then(|| Message::at(seen.now_s).text())
+            });
+            if news.is_some() {
+                quiet = 0;
+            }
             seen.send(news);
             if seen.viewers.is_empty() {
                 seen.looking = false;

@@ -174,9 +174,9 @@ impl Site for Viewed {
 /// A client that may read the journal's files reads them itself.
 fn ask_with(client: Client) -> super::feed::Ask {
     Box::new(move |request| match request {
-        Request::Journal { from } => client
-            .journal(*from)
-            .map(|(bytes, next)| Reply::Piece { bytes: bytes.into(), next }),
+        Request::Journal { from } => {
+            client.journal(*from).map(|(bytes, next)| Reply::Piece { bytes: bytes.into(), next })
+        }
         other => client.ask(other),
     })
 }

@@ -26,5 +26,5 @@ export function metrics(root, runs) {
     return el("tr", {}, el("th", { scope: "row" }, label), ...cells);
   });
   const table = el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
-  root.replaceChildren(el("div", { class: "rows", tabindex: 0, role: "region", "aria-label": "Metrics" }, table));
+  root.replaceChildren(el("div", { class: "rows", tabindex: 0, role: "region", "aria-label": "Metrics of the runs" }, table));
 }

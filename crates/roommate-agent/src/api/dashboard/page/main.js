@@ -151,6 +151,7 @@ async function follow(number) {
     run.take(message);
     if (run.gpus.length > 0 && !charts.some((made) => made.run === run)) {
       offerSpans(run.live);
+      $("#new").hidden = !run.live;
       if (run.live || number === 0) chart(run);
     }
     dirty = true;

@@ -314,7 +314,7 @@ function verdict(run, found) {
   } else parts.push(el("p", {}, el("b", {}, "It would wait; when it starts cannot be known.")));
   if (found.why) parts.push(el("p", { class: "hint" }, `Why: it ${found.why}`));
   if (!found.starts_now) parts.push(el("p", { class: "hint" }, `${found.others_waiting} other jobs wait.`));
-  if (found.slowdown) parts.push(el("p", {}, `Its steps: ${guess(found.slowdown)} as long as alone.`));
+  if (found.slowdown) parts.push(el("p", {}, `Its steps would take ${times(found.slowdown.times)} as long as alone, ${SOURCES[found.slowdown.source]}.`));
   if (found.roommates.length > 0) {
     const rows = found.roommates.map((other) => el("tr", {}, el("th", { scope: "row" }, other.job),
       el("td", {}, other.before ? times(other.before.times) : "does not run"), el("td", {}, guess(other.after))));

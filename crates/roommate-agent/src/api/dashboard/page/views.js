@@ -17,17 +17,17 @@ export class Views {
     this.running = new Table($("#running > div"), {
       label: "Running jobs", key, onselect, empty: "No job has GPUs.",
       columns: [
-        name,
+        { ...name, class: "w15" },
         { title: "class", class: "w2 narrow", of: (job) => CLASSES[job.class] ?? job.class, by: (job) => job.class },
         { title: "state", class: "w2", of: (job) => this.state(job), by: (job) => this.state(job) },
         { title: "GPUs", class: "w3", of: (job) => places(this.run, this.phase(job)?.gpus ?? []), by: (job) => this.phase(job)?.gpus[0] ?? 0 },
         { title: "share", class: "w3 r narrow", of: (job) => this.share(job), by: (job) => this.phase(job)?.knobs?.sm_permille ?? 1000 },
         { title: "batch", class: "w3 r narrow", of: (job) => this.batch(job), by: (job) => this.batch(job) },
         { title: "memory", class: "w3 r narrow", of: (job) => mib(this.memory(job)), by: (job) => this.memory(job) },
-        { title: "slowdown", class: "w2 r", of: (job) => times(slow(job).measured), by: (job) => slow(job).measured, mark: (cell, job) => tint(cell, slow(job).measured) },
-        { title: "predicted", class: "w2 r narrow", of: (job) => times(slow(job).believed), by: (job) => slow(job).believed },
+        { title: "slowdown", class: "w3 r", of: (job) => times(slow(job).measured), by: (job) => slow(job).measured, mark: (cell, job) => tint(cell, slow(job).measured) },
+        { title: "predicted", class: "w3 r narrow", of: (job) => times(slow(job).believed), by: (job) => slow(job).believed },
         { title: "done", class: "w3 r", of: (job) => percent(this.done(job)), by: (job) => this.done(job) },
-        { title: "left", class: "w3 r", of: (job) => span(this.view(job)?.left_s), by: (job) => this.view(job)?.left_s },
+        { title: "left", class: "w2 r", of: (job) => span(this.view(job)?.left_s), by: (job) => this.view(job)?.left_s },
       ],
     });
     this.queue = new Table($("#queue > div"), {
@@ -37,7 +37,7 @@ export class Views {
         { title: "class", class: "w2 narrow", of: (job) => CLASSES[job.class] ?? job.class, by: (job) => job.class },
         { title: "GPUs", class: "w3 r", of: (job) => String(job.wants), by: (job) => job.wants },
         { title: "waits for", class: "w2 r", of: (job) => span(this.t - this.since(job)), by: (job) => -this.since(job) },
-        { title: "starts in", class: "w2 r", of: (job) => this.starts(job), by: (job) => this.startsIn(job) },
+        { title: "starts in", class: "w15 r", of: (job) => this.starts(job), by: (job) => this.startsIn(job) },
         { title: "why", class: "wide", of: (job) => this.why(job) },
       ],
     });
@@ -51,7 +51,7 @@ export class Views {
       ],
     });
     this.list = el("ol");
-    $("#decisions > div").append(el("div", { class: "rows", tabindex: 0, role: "region", "aria-label": "Decisions" }, this.list));
+    $("#decisions > div").append(el("div", { class: "rows", tabindex: 0, role: "region", "aria-label": "Latest decisions" }, this.list));
     this.cards = new Map();
   }
 

@@ -14,7 +14,7 @@ const pad = (n) => String(n).padStart(2, "0");
 /** A time of a run: of a live one as the clock shows it, else since its beginning. */
 export function clock(run, t) {
   if (!run.live) return span(t);
-  const date = new Date(Date.now() - (run.now() - t) * 1000);
+  const date = new Date(Math.round(Date.now() / 1000 - (run.now() - t)) * 1000);
   return `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
 }
 
