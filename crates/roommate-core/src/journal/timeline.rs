@@ -85,9 +85,6 @@ pub struct Card {
     /// Its owner, where jobs have one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Where it runs already when the journal begins.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub on: Vec<GpuIdx>,
 }
 
 /// Something that happened to a job.
@@ -347,7 +344,7 @@ impl Observer for Timeline {
         if let Some(replay) = &mut self.replay {
             replay.job(line);
         }
-        let JobLine { idx, name, spec, owner, on } = line;
+        let JobLine { idx, name, spec, owner, on: _ } = line;
         self.names.push(name.clone());
         self.believed.push(None);
         self.lines.push(Line::Job(Card {
@@ -359,7 +356,6 @@ impl Observer for Timeline {
             work: spec.work.map(f64::from),
             slo_ms: spec.slo.map(|slo| f64::from(slo.p99_us) / 1e3),
             owner: owner.clone(),
-            on: on.as_ref().map(|p| p.gpus.to_vec()).unwrap_or_default(),
         }));
     }
 
@@ -384,5 +380,86 @@ impl Observer for Timeline {
 
     fn end(&mut self, at: Time) {
         self.lines.push(Line::End { at_s: at.secs() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Spec;
+    use crate::number::Number;
+    use crate::policy::Params;
+    use crate::profile::Profile;
+    use crate::reason::Source;
+    use crate::state::Costs;
+
+    /// What is told of two jobs that share a GPU.
+    fn told() -> Vec<Moment> {
+        let cluster = "1x1".parse().unwrap();
+        let head = Head::new("sim", ("mps", Params::new()), cluster, Costs::default(), 0);
+        let mut engine = head.engine().unwrap();
+        let mut timeline = Timeline::with_beliefs();
+        timeline.head(&head);
+        let (idx, profile) = (ProfileIdx(0), Profile::of_step(1.0));
+        timeline.profile(&ProfileLine { idx, name: "work".into(), profile: profile.clone() });
+        engine.add_profile(profile);
+        for (job, name) in ["a", "b"].into_iter().enumerate() {
+            let spec = Spec::training(1, 100.0, idx);
+            engine.add_job(spec.clone());
+            timeline.job(&JobLine::new(JobIdx(job as u32), name.into(), spec));
+        }
+        let (a, b) = (JobIdx(0), JobIdx(1));
+        let sample = Sample { step_s: Number::of(1.5), ..Sample::default() };
+        for (second, fact) in [
+            Event::Submitted(a),
+            Event::Started(a),
+            Event::Submitted(b),
+            Event::Started(b),
+            Event::Sampled { job: a, sample },
+            Event::Noted { job: b, reason: Reason::HeldBackFor(a) },
+            Event::Finished(b),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (at, facts) = (Time::from_secs(second as f64), [fact]);
+            let step = engine.step(at, &facts);
+            timeline.step(&StepView::of(at, &facts, &step));
+        }
+        let moment = |line| if let Line::Moment(moment) = line { Some(moment) } else { None };
+        timeline.lines.into_iter().filter_map(moment).collect()
+    }
+
+    #[test]
+    fn a_job_is_told_from_its_submission_to_its_end() {
+        let told = told();
+        let of_b = told.iter().filter(|m| m.job == JobIdx(1));
+        let kinds: Vec<String> = of_b
+            .map(|m| serde_json::to_value(m).unwrap()["is"].as_str().unwrap().to_string())
+            .filter(|kind| kind != "why")
+            .collect();
+        assert_eq!(kinds, ["submitted", "placed", "believed", "runs", "held_back", "ended"]);
+    }
+
+    #[test]
+    fn slowdowns_are_told_as_believed_and_as_measured() {
+        let told = told();
+        let of_a = || told.iter().filter(|m| m.job == JobIdx(0));
+        let believed: Vec<f64> = of_a()
+            .filter_map(|m| match m.what {
+                What::Believed { slowdown } => Some(slowdown.times),
+                _ => None,
+            })
+            .collect();
+        // Alone, beside b, and alone again.
+        assert_eq!((believed[0], *believed.last().unwrap()), (1.0, 1.0), "{believed:?}");
+        assert!(believed[1] > 1.0, "{believed:?}");
+        let measured = of_a().find_map(|m| match m.what {
+            What::Sampled { slowdown, .. } => slowdown,
+            _ => None,
+        });
+        assert_eq!(measured, Some(1.5));
+        let thumb = |m: &Moment| matches!(m.what, What::Believed { slowdown } if slowdown.source == Source::Thumb);
+        assert!(of_a().any(thumb), "nothing was measured when b came");
     }
 }

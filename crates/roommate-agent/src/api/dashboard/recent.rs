@@ -123,7 +123,6 @@ mod tests {
             work: None,
             slo_ms: None,
             owner: None,
-            on: Vec::new(),
         })
     }
 
