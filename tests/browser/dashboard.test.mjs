@@ -133,7 +133,7 @@ describe("a daemon", () => {
     const none = spawnSync(roommate, ["ui", "--no-open"], { env, encoding: "utf8" });
     assert.notEqual(none.status, 0);
     assert.match(none.stderr, /roommate up/);
-    const started = await begin(["up", "--devices", "2", "--http", "127.0.0.1:0", "--http-plain"], /http: (\S+)/);
+    const started = await begin(["up", "--policy", "mps", "--devices", "2", "--http", "127.0.0.1:0", "--http-plain"], /http: (\S+)/);
     [daemon, address] = [started.child, started.found];
     live = await view();
   });
@@ -183,9 +183,9 @@ describe("a daemon", () => {
       await accessible(page);
       await shot(page, "what-if");
       assert.equal(jobs().dropped, undefined);
-      await page.getByLabel("Job file", { exact: true }).fill("command: 5");
+      await page.getByLabel("Job file", { exact: true }).fill("command: [true]\ndevices: none");
       await page.getByRole("button", { name: "What if?" }).click();
-      await until(async () => /command/.test(await answer.locator(".bad").innerText().catch(() => "")), "the error says what is wrong");
+      await until(async () => /devices/.test(await answer.locator(".bad").innerText().catch(() => "")), "the error says what is wrong");
     });
   });
 
@@ -203,7 +203,7 @@ describe("a daemon", () => {
     }
     await until(() => jobs().digits.service?.ready, "the service answers", 60);
     const load = spawn("python3", ["serving/load.py", "--url", `http://127.0.0.1:${port}/predict`, "--rate", "40", "--seconds", "24",
-      "--burst", "6:8:6", "--objective-ms", "100", "--body", "@serving/seven.json"], { cwd: examples, env, stdio: "ignore" });
+      "--burst", "6:16:5", "--objective-ms", "100", "--body", "@serving/seven.json"], { cwd: examples, env, stdio: "ignore" });
     children.push(load);
     await visit(live, async (page) => {
       const p99 = async () => Number(/p99 ([\d.]+) ms/.exec(await page.locator(".service b").innerText())?.[1] ?? NaN);
@@ -240,11 +240,11 @@ describe("a daemon", () => {
     assert.equal((await fetch(`${address}/v1/ps`, { method: "POST" })).status, 401);
     const secret = readFileSync(join(state, "http-token"), "utf8").trim();
     await visit(address, async (page) => {
-      await page.getByLabel("Token", { exact: true }).fill("wrong");
+      await page.getByRole("textbox", { name: "Token" }).fill("wrong");
       await page.getByRole("button", { name: "Open" }).click();
       await until(async () => /wrong, expired/.test(await page.locator("dialog").innerText().catch(() => "")), "a wrong token is refused");
       await accessible(page);
-      await page.getByLabel("Token", { exact: true }).fill(secret);
+      await page.getByRole("textbox", { name: "Token" }).fill(secret);
       await page.getByRole("button", { name: "Open" }).click();
       await until(() => cells(page, "#running", "digits"), "the page shows the service");
       assert.ok(!page.url().includes(secret));
@@ -321,7 +321,7 @@ describe("journals", () => {
   };
 
   test("two policies stand side by side", async () => {
-    const trace = join(folder, "small.jsonl");
+    const trace = join(folder, "small-trace.jsonl");
     run("trace", "synth", "-n", "120", "--cluster", "2x4", "--load", "1.2", "--mix", "small", "--seed", "3", "-o", trace);
     const both = ["roommate", "tiresias"].map((policy) => sim(policy, trace, "--cluster", "2x4", "--policy", policy));
     await visit(await view(...both), async (page) => {
@@ -356,7 +356,7 @@ describe("journals", () => {
   });
 
   test("1,000 GPUs and 10,000 jobs are drawn within 16 ms", async () => {
-    const trace = join(folder, "large.jsonl");
+    const trace = join(folder, "large-trace.jsonl");
     run("trace", "synth", "-n", "10000", "--cluster", "125x8", "--load", "1.1", "--mix", "helios", "--seed", "3", "-o", trace);
     const large = sim("large", trace, "--cluster", "125x8", "--policy", "roommate");
     await visit(await view(large), async (page) => {

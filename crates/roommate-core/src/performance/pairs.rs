@@ -163,8 +163,8 @@ pub fn slowdown(state: &State, job: JobIdx) -> Slowdown {
 /// size, and where the length alone is not known.
 pub fn measured_slowdown(state: &State, job: JobIdx, step_s: f64) -> Option<f64> {
     let hot = state.job(job);
-    let comparable = goodput::is_own_batch(state, job, hot.knobs) && !hot.gpus.is_empty();
-    if state.spec(job).class == Class::Service || !comparable {
+    let is_own_batch = goodput::is_own_batch(state, job, hot.knobs) && hot.user.batch == 0;
+    if state.spec(job).class == Class::Service || !is_own_batch || hot.gpus.is_empty() {
         return None;
     }
     let is_known = state.belief_on(job, &hot.gpus).is_measured;

@@ -12,6 +12,8 @@ const $ = (selector) => document.querySelector(selector);
 const SPANS = [60, 300, 900, 3600, 6 * 3600, 86400];
 /** Time between drawings of a live run. Lanes move by less than a pixel in it. */
 const LIVE_MS = 500;
+/** Time between updates of the text beside the lanes: nobody reads it faster. */
+const TABLES_MS = 120;
 
 const runs = [];
 let charts = [];
@@ -22,6 +24,8 @@ let playing = false;
 let speed = 60;
 let wanted = 300;
 let dirty = true;
+/** When the text was updated last, and whether it is older than the lanes. */
+let told = 0, late = false;
 
 const shown = () => runs[0];
 const end = () => Math.max(...runs.map((run) => (run.live ? run.now() : run.end)), 1);
@@ -60,9 +64,14 @@ function draw() {
     chart.selected = panel.job && chart.run === panel.run ? panel.job : null;
     chart.draw();
   }
-  for (const table of [views.running, views.queue, views.over]) table.selected = panel.job?.name ?? null;
-  views.show(run, t, $("#find").value);
-  panel.show(t);
+  const now = performance.now();
+  late = now - told < TABLES_MS;
+  if (!late) {
+    told = now;
+    for (const table of [views.running, views.queue, views.over]) table.selected = panel.job?.name ?? null;
+    views.show(run, t, $("#find").value);
+    panel.show(t);
+  }
   const slider = $("#slider");
   if (!$("#transport").hidden) {
     if (document.activeElement !== slider || playing) slider.value = String(Math.round((t / end()) * 10000));
@@ -91,6 +100,7 @@ function frame(now) {
     dirty = true;
   }
   const live = cursor === null && shown()?.live && now - last >= LIVE_MS;
+  if (late && performance.now() - told >= TABLES_MS) dirty = true;
   if (!dirty && !live) {
     if (playing) last = now;
     return;
@@ -190,7 +200,7 @@ function enter(why) {
     const given = el("input", { type: "password", autocomplete: "off", "aria-label": "Token" });
     const box = el("dialog", { "aria-label": "Token" }, el("h2", {}, "Token"), el("p", {}, why),
       el("p", { class: "hint" }, "`roommate token create` makes one, and `roommate ui` opens this page with one."),
-      el("form", { method: "dialog", onsubmit: () => { keep(given.value); box.remove(); resolve(); } },
+      el("form", { onsubmit: (event) => { event.preventDefault(); keep(given.value); box.remove(); resolve(); } },
         el("label", {}, "Token", given), el("div", { class: "act" }, el("button", { class: "main" }, "Open"))));
     box.addEventListener("cancel", (event) => event.preventDefault());
     document.body.append(box);

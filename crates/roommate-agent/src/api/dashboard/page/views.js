@@ -221,7 +221,7 @@ export class Views {
     const { run, t } = this;
     const last = lastBefore(run.decisions, t);
     const shown = [];
-    for (let at = last; at >= 0 && shown.length < 120; at--) {
+    for (let at = last; at >= 0 && shown.length < 80; at--) {
       if (matches(run.decisions[at].job)) shown.push(run.decisions[at]);
     }
     if (shown[0] === this.first && shown.length === this.list.children.length) return;
@@ -229,7 +229,7 @@ export class Views {
     this.list.replaceChildren(...shown.map(({ t: at, job, moment }) => el("li", {},
       el("time", {}, clock(run, at)),
       el("div", {}, el("button", { type: "button", class: "open", onclick: () => this.onselect(job) }, job.name), ` ${sentence(run, moment)}`))));
-    if (shown.length === 0) this.list.append(el("li", { class: "none" }, "Nothing was decided yet."));
+    if (shown.length === 0) this.list.append(el("li", { class: "none" }, run.noJournal ? `There is no history: ${run.noJournal}.` : "Nothing was decided yet."));
   }
 }
 
