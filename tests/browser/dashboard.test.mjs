@@ -183,9 +183,9 @@ describe("a daemon", () => {
       await accessible(page);
       await shot(page, "what-if");
       assert.equal(jobs().dropped, undefined);
-      await page.getByLabel("Job file", { exact: true }).fill("command: [true]\ndevices: none");
+      await page.getByLabel("Job file", { exact: true }).fill("command: [sleep, '1']\ndevice: 2");
       await page.getByRole("button", { name: "What if?" }).click();
-      await until(async () => /devices/.test(await answer.locator(".bad").innerText().catch(() => "")), "the error says what is wrong");
+      await until(async () => /"device"/.test(await answer.locator(".bad").innerText().catch(() => "")), "the error says what is wrong");
     });
   });
 

@@ -49,7 +49,7 @@ function switchTheme() {
 function range() {
   const last = end();
   if (wanted === 0 || wanted >= last && !shown().live) return [0, last * 1.002];
-  if (cursor === null) return [last - wanted, last];
+  if (cursor === null) return [Math.max(0, last - wanted), last];
   const from = Math.max(0, Math.min(cursor - wanted * 0.75, last - wanted));
   return [from, from + wanted];
 }
@@ -182,6 +182,7 @@ async function recordings(of) {
   }
   if (runs.some((run) => run.metrics.length > 0)) {
     $("#compare").hidden = false;
+    $("#compare").classList.toggle("last", of === 1);
     $("#compare h2").textContent = of > 1 ? "Side by side" : "Metrics";
     metrics($("#compare > div"), runs);
   }

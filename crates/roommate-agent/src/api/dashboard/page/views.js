@@ -76,7 +76,7 @@ export class Views {
 
   share(job) {
     const sm = this.phase(job)?.knobs?.sm_permille ?? 1000;
-    return sm === 0 ? "shared" : percent(sm / 1000);
+    return sm === 0 ? "free" : percent(sm / 1000);
   }
 
   batch(job) {
