@@ -17,8 +17,10 @@ export class Table {
     this.none = el("p", { class: "none" }, empty);
     root.append(this.scroller, this.none);
     for (const column of columns) this.head.append(this.header(column));
-    this.scroller.addEventListener("scroll", () => this.fill(), { passive: true });
-    new ResizeObserver(() => this.fill()).observe(this.scroller);
+    // Kept, because asking the browser after a change makes it lay out everything at once.
+    [this.top, this.tall] = [0, 400];
+    this.scroller.addEventListener("scroll", () => { this.top = this.scroller.scrollTop; this.fill(); }, { passive: true });
+    new ResizeObserver(() => { this.tall = this.scroller.clientHeight; this.fill(); }).observe(this.scroller);
   }
 
   header(column) {
@@ -59,9 +61,8 @@ export class Table {
   }
 
   fill() {
-    const { scrollTop, clientHeight } = this.scroller;
-    const first = Math.max(0, Math.floor(scrollTop / ROW) - SPARE);
-    const last = Math.min(this.rows.length, Math.ceil((scrollTop + clientHeight) / ROW) + SPARE);
+    const last = Math.min(this.rows.length, Math.ceil((this.top + this.tall) / ROW) + SPARE);
+    const first = Math.max(0, Math.min(Math.floor(this.top / ROW) - SPARE, last));
     this.above.firstChild.firstChild.style.height = `${first * ROW}px`;
     this.below.firstChild.firstChild.style.height = `${(this.rows.length - last) * ROW}px`;
     this.above.hidden = first === 0;

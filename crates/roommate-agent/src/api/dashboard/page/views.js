@@ -12,42 +12,42 @@ export class Views {
     this.onselect = onselect;
     this.t = 0;
     const key = (job) => job.name;
-    const name = { name: "job", title: "job", class: "w1", of: (job) => this.name(job), by: (job) => job.name };
+    const name = { name: "job", title: "job", class: "w18", of: (job) => this.name(job), by: (job) => job.name };
     const slow = (job) => this.run.slowdownAt(job, this.t);
     this.running = new Table($("#running > div"), {
       label: "Running jobs", key, onselect, empty: "No job has GPUs.",
       columns: [
         { ...name, class: "w15" },
-        { title: "class", class: "w2 narrow", of: (job) => CLASSES[job.class] ?? job.class, by: (job) => job.class },
-        { title: "state", class: "w2", of: (job) => this.state(job), by: (job) => this.state(job) },
-        { title: "GPUs", class: "w3", of: (job) => places(this.run, this.phase(job)?.gpus ?? []), by: (job) => this.phase(job)?.gpus[0] ?? 0 },
-        { title: "share", class: "w3 r narrow", of: (job) => this.share(job), by: (job) => this.phase(job)?.knobs?.sm_permille ?? 1000 },
-        { title: "batch", class: "w3 r narrow", of: (job) => this.batch(job), by: (job) => this.batch(job) },
-        { title: "memory", class: "w3 r narrow", of: (job) => mib(this.memory(job)), by: (job) => this.memory(job) },
-        { title: "slowdown", class: "w3 r", of: (job) => times(slow(job).measured), by: (job) => slow(job).measured, mark: (cell, job) => tint(cell, slow(job).measured) },
-        { title: "predicted", class: "w3 r narrow", of: (job) => times(slow(job).believed), by: (job) => slow(job).believed },
-        { title: "done", class: "w3 r", of: (job) => percent(this.done(job)), by: (job) => this.done(job) },
-        { title: "left", class: "w2 r", of: (job) => span(this.view(job)?.left_s), by: (job) => this.view(job)?.left_s },
+        { title: "class", class: "w12 narrow", of: (job) => CLASSES[job.class] ?? job.class, by: (job) => job.class },
+        { title: "state", class: "w13", of: (job) => this.state(job), by: (job) => this.state(job) },
+        { title: "GPUs", class: "w8", of: (job) => places(this.run, this.phase(job)?.gpus ?? []), by: (job) => this.phase(job)?.gpus[0] ?? 0 },
+        { title: "share", class: "w6 r narrow", of: (job) => this.share(job), by: (job) => this.phase(job)?.knobs?.sm_permille ?? 1000 },
+        { title: "batch", class: "w6 r narrow", of: (job) => this.batch(job), by: (job) => this.batch(job) },
+        { title: "memory", class: "w9 r narrow", of: (job) => mib(this.memory(job)), by: (job) => this.memory(job) },
+        { title: "slowdown", class: "w9 r", of: (job) => times(slow(job).measured), by: (job) => slow(job).measured, mark: (cell, job) => tint(cell, slow(job).measured) },
+        { title: "predicted", class: "w9 r narrow", of: (job) => times(slow(job).believed), by: (job) => slow(job).believed },
+        { title: "done", class: "w6 r", of: (job) => percent(this.done(job)), by: (job) => this.done(job) },
+        { title: "left", class: "w9 r", of: (job) => span(this.view(job)?.left_s), by: (job) => this.view(job)?.left_s },
       ],
     });
     this.queue = new Table($("#queue > div"), {
       label: "Jobs that wait", key, onselect, empty: "Nothing waits.",
       columns: [
-        { ...name },
-        { title: "class", class: "w2 narrow", of: (job) => CLASSES[job.class] ?? job.class, by: (job) => job.class },
-        { title: "GPUs", class: "w3 r", of: (job) => String(job.wants), by: (job) => job.wants },
-        { title: "waits for", class: "w2 r", of: (job) => span(this.t - this.since(job)), by: (job) => -this.since(job) },
+        { ...name, class: "w18" },
+        { title: "class", class: "w12 narrow", of: (job) => CLASSES[job.class] ?? job.class, by: (job) => job.class },
+        { title: "GPUs", class: "w6 r", of: (job) => String(job.wants), by: (job) => job.wants },
+        { title: "waits for", class: "w11 r", of: (job) => span(this.t - this.since(job)), by: (job) => -this.since(job) },
         { title: "starts in", class: "w15 r", of: (job) => this.starts(job), by: (job) => this.startsIn(job) },
-        { title: "why", class: "wide", of: (job) => this.why(job) },
+        { title: "why", class: "w34", of: (job) => this.why(job) },
       ],
     });
     this.over = new Table($("#over > div"), {
       label: "Jobs that ended", key, onselect, empty: "No job has ended.",
       columns: [
-        { ...name },
-        { title: "how", class: "wide", of: (job) => this.view(job)?.state ?? this.phase(job)?.state ?? "", by: (job) => this.phase(job)?.state },
-        { title: "took", class: "w2 r", of: (job) => span(job.ended - job.submitted), by: (job) => job.ended - job.submitted },
-        { title: "ended", class: "w2 r", of: (job) => clock(this.run, job.ended), by: (job) => job.ended },
+        { ...name, class: "w18" },
+        { title: "how", class: "w34", of: (job) => this.view(job)?.state ?? this.phase(job)?.state ?? "", by: (job) => this.phase(job)?.state },
+        { title: "took", class: "w11 r", of: (job) => span(job.ended - job.submitted), by: (job) => job.ended - job.submitted },
+        { title: "ended", class: "w11 r", of: (job) => clock(this.run, job.ended), by: (job) => job.ended },
       ],
     });
     this.list = el("ol");
