@@ -125,6 +125,7 @@ fn the_commands_page_is_up_to_date() {
         &["trace", "convert"],
         &["up"],
         &["submit"],
+        &["ui"],
         &["ps"],
         &["describe"],
         &["logs"],

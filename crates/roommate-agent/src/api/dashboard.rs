@@ -8,7 +8,7 @@
 //!
 //! - The page is static and part of the program. It asks for everything with a token, in requests
 //!   of [`crate::api::http`].
-//! - A [`feed::Feed`] looks once for all viewers who see the same, and only while there are any.
+//! - A feed looks once for all viewers who see the same, and only while there are any.
 //! - [`viewer`] serves the page from a client of a daemon, or of journals.
 
 pub(crate) mod feed;

@@ -135,7 +135,8 @@ impl Forecast {
         let before = trial.engine.state().clone();
         let told = trial.settle(vec![Event::Submitted(job)]);
         let mut verdict = trial.verdict(job, &before, &told);
-        if !verdict.starts_now && verdict.gpus.is_empty() && !told.rejected {
+        let rejects = |action: &Action| matches!(action, Action::Reject(j, _) if *j == job);
+        if !verdict.starts_now && !told.actions.iter().any(rejects) {
             let why = verdict.why.take();
             let mut first = None;
             trial.run_on(|trial, before, told| {
@@ -187,7 +188,6 @@ struct Trial {
 struct Told {
     actions: Vec<Action>,
     whys: Vec<(JobIdx, String)>,
-    rejected: bool,
 }
 
 impl Trial {
@@ -223,7 +223,6 @@ impl Trial {
                 Action::Reject(..) => None,
             };
             facts = actions.iter().filter_map(answer).collect();
-            told.rejected |= actions.iter().any(|a| matches!(a, Action::Reject(..)));
             told.actions.extend(actions);
             if facts.is_empty() {
                 break;

@@ -16,8 +16,8 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "This machine",
         &[
-            "run", "up", "submit", "top", "ps", "describe", "logs", "events", "suspend", "resume",
-            "resize", "cancel", "down", "token", "doctor", "learned",
+            "run", "up", "submit", "top", "ui", "ps", "describe", "logs", "events", "suspend",
+            "resume", "resize", "cancel", "down", "token", "doctor", "learned",
         ],
     ),
     ("Kubernetes", &["kube"]),

@@ -158,7 +158,7 @@ struct Message<'a> {
     lost: Option<String>,
 }
 
-impl<'a> Message<'a> {
+impl Message<'_> {
     fn at(now_s: f64) -> Self {
         let (machine, lines, starts, no_journal, lost) = (None, [].as_slice(), None, None, None);
         let (jobs, gone) = (Vec::new(), Vec::new());
