@@ -251,6 +251,22 @@ describe("a daemon", () => {
     }, { expects: /401/ });
   });
 
+  test("a token reads no more than it may, and no longer", async () => {
+    const secret = run("token", "create", "--scope", "read", "--expires", "1h").trim().split(/\s/)[0];
+    const headers = { Authorization: `Bearer ${secret}` };
+    const submit = await fetch(`${address}/v1/draft`, {
+      method: "POST", headers, body: JSON.stringify({ text: job("mine"), then: "submit", key: "k" }),
+    });
+    assert.equal(submit.status, 403);
+    const response = await fetch(`${address}/v1/stream`, { headers });
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    assert.match((await reader.read()).value, /^data: \{"now_s"/);
+    const [{ id }] = JSON.parse(run("token", "list", "-o", "json")).filter((token) => token.scope === "read");
+    run("token", "revoke", id);
+    const end = Date.now() + 15_000;
+    while (!(await reader.read()).done) assert.ok(Date.now() < end, "the stream goes on without a token");
+  });
+
   test("ten viewers cost under 3 % of a core", async () => {
     const secret = readFileSync(join(state, "http-token"), "utf8").trim();
     const spent = () => {

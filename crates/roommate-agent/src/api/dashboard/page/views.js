@@ -53,6 +53,7 @@ export class Views {
     this.list = el("ol");
     $("#decisions > div").append(el("div", { class: "rows", tabindex: 0, role: "region", "aria-label": "Latest decisions" }, this.list));
     this.cards = new Map();
+    this.first = null;
   }
 
   name(job) {
