@@ -120,8 +120,10 @@ before(async () => {
 
 after(async () => {
   await browser?.close();
-  if (existsSync(join(state, "control"))) spawnSync(roommate, ["down", "--stop-jobs"], { env });
+  // Jobs outlive a daemon that is merely killed.
+  const ended = spawnSync(roommate, ["down", "--stop-jobs"], { env, encoding: "utf8" });
   for (const child of children) child.kill();
+  assert.equal(ended.status, 0, ended.stderr);
   rmSync(folder, { recursive: true, force: true });
 });
 
