@@ -188,7 +188,7 @@ describe("a daemon", () => {
       await page.getByLabel("Job file", { exact: true }).fill("command: [sleep, '1']\ndevice: 2");
       await page.getByRole("button", { name: "What if?" }).click();
       await until(async () => /"device"/.test(await answer.locator(".bad").innerText().catch(() => "")), "the error says what is wrong");
-    });
+    }, { expects: /422/ });
   });
 
   test("p99 recovers after a burst, while training is held back", async () => {
@@ -205,7 +205,7 @@ describe("a daemon", () => {
     }
     await until(() => jobs().digits.service?.ready, "the service answers", 60);
     const load = spawn("python3", ["serving/load.py", "--url", `http://127.0.0.1:${port}/predict`, "--rate", "40", "--seconds", "24",
-      "--burst", "6:16:5", "--objective-ms", "100", "--body", "@serving/seven.json"], { cwd: examples, env, stdio: "ignore" });
+      "--burst", "5:50:4", "--objective-ms", "100", "--body", "@serving/seven.json"], { cwd: examples, env, stdio: "ignore" });
     children.push(load);
     await visit(live, async (page) => {
       const p99 = async () => Number(/p99 ([\d.]+) ms/.exec(await page.locator(".service b").innerText())?.[1] ?? NaN);
