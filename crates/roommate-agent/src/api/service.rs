@@ -77,7 +77,7 @@ impl Service {
                 other => other,
             },
             Request::History { job } => self.history(&job, caller),
-            Request::WhatIf(submit) => self.foresee(*submit, caller),
+            Request::WhatIf(submit) => self.foresee(&submit, caller),
             Request::Draft(draft) => match self.drafted(*draft) {
                 Ok(request) => self.answer(request, caller),
                 Err(refused) => refused,
@@ -131,7 +131,7 @@ impl Service {
     }
 
     /// What would become of a job, decided by an engine made of the journal.
-    fn foresee(&self, submit: Submit, caller: Caller) -> Reply {
+    fn foresee(&self, submit: &Submit, caller: Caller) -> Reply {
         let trial = Submit { dry_run: true, ..submit.clone() };
         let checked = self.decide(Request::Submit(Box::new(trial)), caller.clone());
         let Reply::Done { .. } = checked else { return checked };

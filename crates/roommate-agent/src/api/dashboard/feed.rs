@@ -291,10 +291,10 @@ impl Feed {
         if journal.refused.is_some() {
             return;
         }
-        match journal.pieces.read(&self.ask, &mut journal.timeline) {
-            Err(AgentError::Refused { what, .. }) => journal.refused = Some(what),
-            // Whatever else happens, happens to other requests too.
-            Ok(()) | Err(_) => {}
+        // Whatever else happens, happens to other requests too.
+        let read = journal.pieces.read(&self.ask, &mut journal.timeline);
+        if let Err(AgentError::Refused { what, .. }) = read {
+            journal.refused = Some(what);
         }
     }
 
