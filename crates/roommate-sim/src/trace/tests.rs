@@ -186,7 +186,7 @@ fn helios_leaves_out_jobs_without_gpus() {
         "#]],
     );
     let trace = read_bytes(text.as_bytes(), &ReadOptions::default()).unwrap();
-    assert_eq!((trace.cpu_jobs, trace.dropped), (1, 0));
+    assert_eq!((trace.count(Remark::NoGpu), trace.dropped), (1, 0));
     assert_eq!(trace.origin_s, Some(1_585_699_200));
     check(
         Format::Auto,
