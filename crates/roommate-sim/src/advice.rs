@@ -253,10 +253,12 @@ impl Comparison<'_> {
         Standing {
             policy: tried.policy.clone(),
             knows_durations: tried.knows_durations,
-            verdict: match () {
-                () if tried.policy == self.today.policy => Verdict::Today,
-                () if unfinished > 0 => Verdict::Unfinished,
-                () => verdict(&by_truth),
+            verdict: if tried.policy == self.today.policy {
+                Verdict::Today
+            } else if unfinished > 0 {
+                Verdict::Unfinished
+            } else {
+                verdict(&by_truth)
             },
             mean_jct_s: mean(&jct_s),
             p99_jct_s: mean(&p99_s),

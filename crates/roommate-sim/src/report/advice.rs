@@ -30,8 +30,6 @@ pub struct Page {
     pub remarks: Vec<String>,
     /// What was assumed of the cluster and the worlds.
     pub said: Vec<String>,
-    /// Number of seeds.
-    pub seeds: u64,
     /// Name and summary of each truth.
     pub truths: Vec<(String, String)>,
     /// The command that repeats the result.
@@ -136,8 +134,8 @@ impl Chart {
              <h2 id=\"h-{id}\">{heading}</h2>\n<div class=\"bars\" aria-hidden=\"true\">\n\
              <ul class=\"legend\">"
         );
-        let truths = others().next().map_or(&[][..], |one| &one.by_truth);
-        for (i, one) in truths.iter().enumerate() {
+        let truths = others().next().into_iter().flat_map(|one| &one.by_truth);
+        for (i, one) in truths.enumerate() {
             let swatch = format!("<svg class=\"swatch s{}\"><rect/></svg>", i % COLOURS);
             let _ = write!(page, "<li>{swatch}{}</li>", html(&one.truth));
         }

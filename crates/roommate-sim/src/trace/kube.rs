@@ -12,7 +12,6 @@ use super::collect::Collector;
 use super::error::{Problem, TraceError};
 use super::field;
 use super::lines::Source;
-use super::native::json_message;
 use super::{Remark, Remarks, Status, TraceClass, TraceJob};
 use objects::{Object, PodState};
 use serde::Deserializer as _;
@@ -69,7 +68,9 @@ fn parse(source: &mut Source, history: &mut History) -> Result<(), TraceError> {
             let problem = if e.is_eof() {
                 Problem::Json("the file ends inside of it".to_owned())
             } else {
-                Problem::JsonFile(json_message(&e))
+                Problem::JsonFile(
+                    e.to_string().split(" at line ").next().unwrap_or_default().to_owned(),
+                )
             };
             Err(source.error_at(before + e.line() as u64, problem.into()))
         }

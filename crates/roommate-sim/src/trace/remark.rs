@@ -46,7 +46,9 @@ impl Remark {
             Self::NeverStarted => format!("left out {n} job{s} that never started"),
             Self::Step => format!("left out {n} row{s} of steps, which belong to jobs"),
             Self::Server => format!("left out {n} pod{s} of servers (Deployments and the like)"),
-            Self::OtherObject => format!("left out {n} object{s} that are neither pods nor events"),
+            Self::OtherObject => {
+                format!("left out {n} other object{s} (neither pods nor events of pods)")
+            }
             Self::UnknownPod => {
                 format!("left out {n} event{s} of pods that the file does not have")
             }

@@ -111,7 +111,7 @@ impl Columns {
             column.map(|c| row.with(c, Tres::parse)).transpose().map(Option::unwrap_or_default)
         };
         let (allocated, requested) = (tres(self.allocated)?, tres(self.requested)?);
-        let tres = if allocated.gpus > 0 { allocated } else { requested };
+        let tres = if allocated.gpus > 0 || allocated.parts { allocated } else { requested };
         let nodes = self.nodes.filter(|c| !row.text(*c).is_empty());
         let nodes = nodes.map(|c| row.with(c, |text| count(text, u32::MAX))).transpose()?;
         let passed = start_s.zip(end_s).map_or(0, |(start, end)| end.saturating_sub(start));

@@ -331,14 +331,14 @@ fn errors_say_where_and_what() {
         "a,b\n1,2\n",
         expect![[r#"
             could not read trace "t.csv": unknown trace format, first line "a,b"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
     );
     check(
         Format::Roommate,
         "id,submit,gpus\n",
         expect![[r#"
             could not read trace "t.csv": line 1: missing columns "submit_s", "duration_s"; expected id, submit_s, gpus, duration_s, found id, submit, gpus
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
     );
     for (rows, expected) in [
         ("a,0,1,1\n\nb,1,-,1", r#"line 4, column "gpus": expected a number, found "-""#),

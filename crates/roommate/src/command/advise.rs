@@ -94,6 +94,7 @@ impl<'a> Study<'a> {
             Some(cluster) => (cluster.clone(), None),
             None => guessed(&trace.jobs)?,
         };
+        let cluster = as_recorded(cluster, &trace.jobs);
         let unfit = unfit(&trace, args, &cluster)?;
         trace.jobs.retain(|job| !unfit.contains(&job.id));
         if trace.jobs.is_empty() {
@@ -168,7 +169,7 @@ impl<'a> Study<'a> {
     ) -> anyhow::Result<(Vec<Metrics>, Option<f64>)> {
         let mut trace = Trace { jobs: self.trace.jobs[world.jobs.clone()].to_vec(), ..self.head() };
         let first_us = trace.jobs.first().map_or(0, |job| job.submit_us);
-        trace.jobs.iter_mut().for_each(|job| job.submit_us -= first_us);
+        trace.jobs.iter_mut().for_each(|job| from(job, first_us));
         truth::deal_tasks(&self.atlas, &mut trace.jobs, world.seed);
         let fitted = experiment::fitted(&self.cluster);
         trace.jobs = trace.jobs.into_iter().map(fitted).collect();
@@ -272,7 +273,6 @@ impl<'a> Study<'a> {
             today: args.today.clone(),
             remarks: self.trace.remarks.iter().map(|(remark, n)| remark.told(*n)).collect(),
             said: self.said(),
-            seeds: args.seeds,
             truths: self.truths(),
             command: command(args, &self.cluster, &name),
             title: name,
@@ -284,6 +284,14 @@ impl<'a> Study<'a> {
         let summary = |name: &String| truth::find(name).map_or("", |t| t.summary).to_owned();
         self.args.truths.iter().map(|name| (name.clone(), summary(name))).collect()
     }
+}
+
+/// Lets the time of a job begin at `us`.
+fn from(job: &mut TraceJob, us: u64) {
+    job.submit_us -= us;
+    let deadlines =
+        job.deadline_us.iter_mut().chain(job.soft_deadlines.iter_mut().map(|d| &mut d.0));
+    deadlines.for_each(|at| *at = at.saturating_sub(us));
 }
 
 fn gpu_hours(job: &TraceJob) -> f64 {
@@ -323,6 +331,17 @@ fn guessed(jobs: &[TraceJob]) -> anyhow::Result<(Cluster, Option<InUse>)> {
         return Err(console::advise(what, "name it: --cluster NODESxGPUS, such as 8x8"));
     };
     Ok((guess.cluster.clone(), Some(guess)))
+}
+
+/// Jobs that name the GPU model on which they ran took as long as recorded there, however fast it
+/// is.
+fn as_recorded(mut cluster: Cluster, jobs: &[TraceJob]) -> Cluster {
+    let models: BTreeSet<&str> =
+        jobs.iter().flat_map(|job| &job.gpu_models).map(String::as_str).collect();
+    let named = |name: &str| models.iter().any(|model| model.eq_ignore_ascii_case(name));
+    let of_jobs = cluster.gpu_models.iter_mut().filter(|model| named(&model.name));
+    of_jobs.for_each(|model| model.speed = 1.0);
+    cluster
 }
 
 /// The guess of a cluster in words.

@@ -15,7 +15,13 @@ fn what_sacct_prints_becomes_a_trace_and_a_guess() {
     let room = Room::with(&[("jobs.txt", SACCT)]);
     let outcome = room.run("trace convert jobs.txt -o past.csv");
     assert_eq!(outcome.code, Some(0), "{}", outcome.err);
-    expect![[r#""#]].assert_eq(&outcome.err);
+    expect![[r#"
+        left out 5 jobs without a GPU
+        left out 2 jobs that never started
+        left out 30 rows of steps, which belong to jobs
+        joined 1 further attempt of jobs to their first
+        The cluster is guessed from what was in use: at most 16 GPUs at the same time, so --cluster 2x8:h100=1. If yours has more, name it: savings are smaller there.
+    "#]].assert_eq(&outcome.err);
     let stats = room.json("trace stats past.csv --cluster 2x8");
     let read = room.json("trace stats jobs.txt --cluster 2x8");
     assert_eq!(read["format"], "sacct");
@@ -98,12 +104,46 @@ fn an_idle_cluster_is_told_to_keep_its_policy() {
 #[test]
 fn advice_needs_a_cluster_and_another_policy() {
     let room = Room::with(&[("t.csv", GOOD), ("jobs.txt", SACCT)]);
-    room.refuses("advise t.csv", expect![[r#""#]]);
-    room.refuses("advise jobs.txt --policies fifo-backfill", expect![[r#""#]]);
-    room.refuses("advise jobs.txt --policies fast", expect![[r#""#]]);
-    room.refuses("advise jobs.txt --seeds 1", expect![[r#""#]]);
-    room.refuses("advise jobs.txt --report jobs.txt", expect![[r#""#]]);
-    room.refuses("advise jobs.txt --cluster 1x8:h100", expect![[r#""#]]);
+    room.refuses(
+        "advise t.csv",
+        expect![[r#"
+        error: the trace does not say when jobs started, so no cluster can be guessed
+        hint: name it: --cluster NODESxGPUS, such as 8x8
+    "#]],
+    );
+    room.refuses(
+        "advise jobs.txt --policies fifo-backfill",
+        expect![[r#"
+        error: there is no policy to compare "fifo-backfill" with
+        hint: name another one with --policies
+    "#]],
+    );
+    room.refuses(
+        "advise jobs.txt --seeds 1",
+        expect![[r#"
+        error: invalid value '1' for '--seeds <N>': 1 is not in 2..=1000
+
+        For more information, try '--help'.
+    "#]],
+    );
+    room.refuses(
+        "advise jobs.txt --report jobs.txt",
+        expect![[r#"
+        error: could not write jobs.txt: it is an input file
+        hint: give another output file
+    "#]],
+    );
+    room.refuses(
+        "advise jobs.txt --cluster 1x8:h100",
+        expect![[r#"
+        left out 5 jobs without a GPU
+        left out 2 jobs that never started
+        left out 30 rows of steps, which belong to jobs
+        joined 1 further attempt of jobs to their first
+        error: job "4147" can never run on 1x8:h100=1: it needs 16 suitable GPUs, there are 8
+        hint: use another --cluster, or --skip-bad-rows to drop such jobs and count them
+    "#]],
+    );
 }
 
 #[test]
@@ -121,5 +161,10 @@ fn pods_are_read_like_any_trace() {
         [pod("a", 4, "10:00:10", "11:00:10"), pod("b", 2, "10:30:00", "10:40:00")].join("\n");
     let room = Room::with(&[("pods.json", &pods)]);
     let outcome = room.run("trace convert pods.json");
-    expect![[r#""#]].assert_eq(&(outcome.out + &outcome.err));
+    expect![[r#"
+        id,submit_s,gpus,duration_s,queue_s,attempts,model,team,status
+        ml/a,0,4,3600,10,1,a,ml,passed
+        ml/b,0,2,600,1800,1,b,ml,passed
+        The cluster is guessed from what was in use: at most 6 GPUs at the same time, so --cluster 2x4. If yours has more, name it: savings are smaller there.
+    "#]].assert_eq(&(outcome.out + &outcome.err));
 }

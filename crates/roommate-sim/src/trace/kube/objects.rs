@@ -326,6 +326,7 @@ impl Pod {
         let asked = spec.names().chain(metadata.annotations.keys());
         let parts = asked.into_iter().any(|name| PARTS.iter().any(|part| name.starts_with(part)));
         let owner = metadata.owner_references.iter().find(|owner| owner.controller);
+        let named = owner.map(|owner| owner.name.as_str());
         let class = mark("roommate.dev/class").map(String::as_str);
         let annotated = |name: &str| mark(name).map(|t| field::parse(t)).transpose();
         let mem_mib =
@@ -335,7 +336,9 @@ impl Pod {
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
             job: self.job(owner),
-            kind: mark("roommate.dev/profile").cloned().or_else(|| kind(owner, metadata)),
+            kind: mark("roommate.dev/profile")
+                .cloned()
+                .or_else(|| kind(self.gang().or(named).unwrap_or(&metadata.name))),
             team: QUEUES.into_iter().find_map(mark).unwrap_or(&metadata.namespace).clone(),
             submit_s: metadata.creation_timestamp.as_deref().map(field::timestamp).transpose()?,
             start_s: status.start_s()?,
@@ -382,9 +385,8 @@ impl Pod {
     }
 }
 
-/// The kind of work: the owner without the part of its name that is made up for each run.
-fn kind(owner: Option<&Owner>, metadata: &Metadata) -> Option<String> {
-    let name = owner.map_or(&metadata.name, |owner| &owner.name);
+/// The kind of work: a name without the part that is made up for each run.
+fn kind(name: &str) -> Option<String> {
     let kind = name.trim_end_matches(|c: char| c == '-' || c.is_ascii_digit());
     (!kind.is_empty()).then(|| kind.to_owned())
 }

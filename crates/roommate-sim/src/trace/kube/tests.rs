@@ -82,7 +82,14 @@ fn pods_of_a_list_are_jobs() {
             pod("waits", 1, None, None),
             pod("cpu", 0, Some(1), Some(2)),
         ]),
-        expect![[r#""#]],
+        expect![[r#"
+            id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,model,team,status,kinds
+            ml/still,0,1,3660,240,1,8500,still,ml,,
+            ml/train-7,0,4,3600,300,1,2125,train,vision,passed,nvidia-h100-80gb-hbm3
+            left out 1 job without a GPU
+            left out 1 job that never started
+            took 1 job as ended that still ran when the file was written
+        "#]],
     );
 }
 
@@ -115,7 +122,14 @@ fn gangs_attempts_and_tasks_are_told_apart() {
             indexed("sweep-x3", "1", 5, 9),
             owned("web-9", "ReplicaSet", 1, 50),
         ]),
-        expect![[r#""#]],
+        expect![[r#"
+            id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,model,team,status
+            ml/gang,0,16,1800,60,2,1062,gang,ml,passed
+            ml/sweep/0,0,2,780,300,2,4250,sweep,ml,passed
+            ml/sweep/1,0,2,240,300,1,4250,sweep,ml,passed
+            ml/torch,0,4,600,300,1,4250,torch,ml,passed
+            left out 1 pod of servers (Deployments and the like)
+        "#]],
     );
 }
 
@@ -133,7 +147,15 @@ fn a_watch_keeps_the_last_state_of_each_pod() {
             json!({"kind": "Pod", "metadata": {"name": "", "resourceVersion": "9"}, "spec": {"containers": []}}),
         ),
     ];
-    check(&lines.join("\n"), expect![[r#""#]]);
+    check(
+        &lines.join("\n"),
+        expect![[r#"
+            id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,model,team,status
+            ml/p,0,2,1020,180,1,4250,p,ml,killed
+            ml/q,0,1,300,240,1,8500,q,ml,passed
+            left out 1 other object (neither pods nor events of pods)
+        "#]],
+    );
 }
 
 #[test]
@@ -157,7 +179,16 @@ fn events_and_audits_fill_in_times() {
         audit.to_string(),
         gone.to_string(),
     ];
-    check(&text.join("\n"), expect![[r#""#]]);
+    check(
+        &text.join("\n"),
+        expect![[r#"
+            id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,model,team,status
+            ml/p,0,2,1800,360,1,4250,p,ml,killed
+            ml/q,0,1,1680,120,1,8500,q,ml,killed
+            left out 1 other object (neither pods nor events of pods)
+            left out 1 event of pods that the file does not have
+        "#]],
+    );
 }
 
 #[test]
@@ -172,19 +203,38 @@ fn parts_of_gpus_are_counted() {
             with(pod("kai", 0, Some(1), Some(2)), "/metadata/annotations", kai),
             json!({"kind": "Node", "metadata": {"name": "n"}}),
         ]),
-        expect![[r#""#]],
+        expect![[r#"
+            id,submit_s,gpus,duration_s
+            left out 3 jobs on a part of a GPU (MIG, MPS, shard)
+            left out 1 other object (neither pods nor events of pods)
+        "#]],
     );
 }
 
 #[test]
 fn errors_name_the_object() {
     let bad = with(pod("p", 1, Some(1), Some(2)), "/metadata/creationTimestamp", json!("noon"));
-    check(&list(&[bad.clone()]), expect![[r#""#]]);
+    check(
+        &list(&[bad.clone()]),
+        expect![[r#"
+            None: broken job: pod ml/p: expected a time like 2020-04-01 12:30:00 (1970 to 2069), found "noon"
+        "#]],
+    );
     let trace = read_text(&list(&[bad, pod("q", 1, Some(1), Some(2))]), true).unwrap();
     assert_eq!((trace.jobs.len(), trace.dropped), (1, 1));
     let whole = list(&[pod("q", 1, Some(1), Some(2))]);
-    check(&whole[..whole.len() - 20], expect![[r#""#]]);
-    check(&whole.replace("\"phase\":", "\"phase\""), expect![[r#""#]]);
+    check(
+        &whole[..whole.len() - 20],
+        expect![[r#"
+            Some(45): broken job: the file ends inside of it
+        "#]],
+    );
+    check(
+        &whole.replace("\"phase\":", "\"phase\""),
+        expect![[r#"
+            Some(40): broken JSON: expected `:`
+        "#]],
+    );
 }
 
 proptest! {
