@@ -248,7 +248,7 @@ impl Comparison<'_> {
             })
             .collect();
         let saved = self.interval(saved);
-        let unfinished = tried.runs.iter().map(|m| m.jobs - m.finished).sum();
+        let unfinished: u64 = tried.runs.iter().map(|m| m.jobs - m.finished).sum();
         let sooner = self.sooner(tried, self.today, jct_s);
         Standing {
             policy: tried.policy.clone(),
