@@ -85,7 +85,8 @@ browser: build browser-setup ## the report and the dashboard in a real Chromium
 	@$(RELEASE) sim --cluster 2x4 --policy srtf --journal $(OUT)/browser/one.jsonl -o csv > /dev/null
 	@$(RELEASE) report $(OUT)/browser/one.jsonl -o $(OUT)/browser/one.html 2> /dev/null
 	@$(RELEASE) trace study tests/browser/study.csv --report $(OUT)/browser/study.html -o csv > /dev/null 2>&1
-	@cd tests/browser && ROOMMATE_BIN=$(CURDIR)/$(RELEASE) STUDY_HTML=$(CURDIR)/$(OUT)/browser/study.html REPORT_HTML=$(CURDIR)/$(OUT)/browser/all.html:$(CURDIR)/$(OUT)/browser/one.html npm test --silent
+	@$(RELEASE) advise examples/sacct.txt --seeds 2 --report $(OUT)/browser/advise.html -o csv > /dev/null 2>&1
+	@cd tests/browser && ROOMMATE_BIN=$(CURDIR)/$(RELEASE) ADVISE_HTML=$(CURDIR)/$(OUT)/browser/advise.html STUDY_HTML=$(CURDIR)/$(OUT)/browser/study.html REPORT_HTML=$(CURDIR)/$(OUT)/browser/all.html:$(CURDIR)/$(OUT)/browser/one.html npm test --silent
 
 .PHONY: browser-setup
 browser-setup:

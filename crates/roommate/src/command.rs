@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod advise;
 mod bound;
 mod compare;
 mod doctor;
@@ -44,6 +45,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Sim(args) => sim::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Advise(args) => advise::run(&args),
         Command::Bound(args) => bound::run(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Replay(args) => replay::run(&args),

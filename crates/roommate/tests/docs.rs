@@ -109,6 +109,7 @@ fn the_commands_page_is_up_to_date() {
         &[],
         &["sim"],
         &["compare"],
+        &["advise"],
         &["oracle"],
         &["replay"],
         &["predict"],

@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 
 /// Groups of commands; in each group the commands that are used first come first.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Simulate", &["compare", "sim", "policies", "report", "explain", "replay", "bound", "oracle"]),
+    (
+        "Simulate",
+        &["advise", "compare", "sim", "policies", "report", "explain", "replay", "bound", "oracle"],
+    ),
     (
         "This machine",
         &[
