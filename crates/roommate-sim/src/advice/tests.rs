@@ -25,7 +25,7 @@ fn tried(policy: &str, jcts: &[f64]) -> Tried {
     Tried { policy: policy.into(), knows_durations: false, runs: jcts.iter().map(run).collect() }
 }
 
-fn check(truths: usize, all: &[Tried], wait_s: Option<f64>, expected: Expect) {
+fn check(truths: usize, all: &[Tried], wait_s: Option<f64>, expected: &Expect) {
     let advice = advise(&all_worlds(truths), all, 10, Some(400.0), wait_s);
     let mut text = String::new();
     for one in &advice.policies {
@@ -68,7 +68,7 @@ fn a_saving_in_every_truth_is_recommended() {
         1,
         &[today, same, good],
         Some(110.0),
-        expect![[r#"
+        &expect![[r#"
         fifo: Today, 0 % (0 % to 0 %), saved 0
         good: Sooner, 50 % (48 % to 52 %), saved 25.0
         same: Sooner, 48 % (47 % to 49 %), saved 24.0
@@ -88,7 +88,7 @@ fn noise_is_not_recommended() {
         1,
         &[today, tried("luck", &[700.0, 1100.0, 900.0])],
         None,
-        expect![[r#"
+        &expect![[r#"
         fifo: Today, 0 % (0 % to 0 %), saved 0
         luck: NoDifference, 10 % (−40 % to 60 %), saved 5.0
         Keep fifo: none of the other policies is sure to make jobs finish sooner.
@@ -106,7 +106,7 @@ fn a_saving_that_depends_on_the_truth_is_not() {
         2,
         &[today, packs],
         Some(100_000.0),
-        expect![[r#"
+        &expect![[r#"
         fifo: Today, 0 % (0 % to 0 %), saved 0
         packs: Depends, 15 % (−22 % to 52 %), saved 7.5
         Keep fifo: none of the other policies is sure to make jobs finish sooner.
@@ -126,7 +126,7 @@ fn a_saving_under_some_truths_is_recommended_for_them() {
         2,
         &[today, sure, packs],
         None,
-        expect![[r#"
+        &expect![[r#"
         fifo: Today, 0 % (0 % to 0 %), saved 0
         packs: SoonerOrEqual, 25 % (0 % to 52 %), saved 12.5
         sure: Sooner, 10 % (7.5 % to 12 %), saved 5.0
@@ -149,7 +149,7 @@ fn a_policy_that_leaves_jobs_out_is_not_compared() {
         1,
         &[today, some],
         None,
-        expect![[r#"
+        &expect![[r#"
         fifo: Today, 0 % (0 % to 0 %), saved 0
         some: Unfinished, 90 % (90 % to 90 %), saved 45.0
         Keep fifo: none of the other policies is sure to make jobs finish sooner.

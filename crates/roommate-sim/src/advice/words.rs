@@ -253,12 +253,8 @@ fn minutes(seconds: f64) -> String {
 
 fn listed(names: &[&str]) -> String {
     match names {
-        [rest @ .., before, last] => {
-            let mut text = rest.iter().map(|name| format!("{name}, ")).collect::<String>();
-            text += &format!("{before} and {last}");
-            text
-        }
         [one] => (*one).to_owned(),
+        [before @ .., last] => format!("{} and {last}", before.join(", ")),
         [] => String::new(),
     }
 }

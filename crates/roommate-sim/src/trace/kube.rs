@@ -54,10 +54,9 @@ fn parse(source: &mut Source, history: &mut History) -> Result<(), TraceError> {
             Ok(()) => {}
             Err(e) => break Err(e),
         }
-        match parser.end() {
-            Ok(()) => break Ok(()),
-            // There is another document.
-            Err(_) => continue,
+        // Otherwise there is another document.
+        if parser.end().is_ok() {
+            break Ok(());
         }
     };
     drop(parser);
@@ -296,10 +295,10 @@ impl Union {
         let starts = stays.iter().map(|(start, _, gpus)| (*start, 1, *gpus));
         let mut moments: Vec<(u64, u8, u32)> = ends.chain(starts).collect();
         moments.sort_unstable();
-        let mut found = Self::default();
-        found.start_s = stays.iter().map(|s| s.0).min().unwrap_or(0);
+        let start_s = stays.iter().map(|s| s.0).min().unwrap_or(0);
         // Stays of no length are counted by their GPUs alone.
-        found.most_gpus = stays.iter().map(|s| s.2).max().unwrap_or(0);
+        let most_gpus = stays.iter().map(|s| s.2).max().unwrap_or(0);
+        let mut found = Self { start_s, most_gpus, ..Self::default() };
         let (mut here, mut gpus, mut since) = (0i64, 0i64, 0);
         for (at, starts, n) in moments {
             if here > 0 {

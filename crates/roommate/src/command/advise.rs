@@ -98,7 +98,7 @@ impl<'a> Study<'a> {
         let unfit = unfit(&trace, args, &cluster)?;
         trace.jobs.retain(|job| !unfit.contains(&job.id));
         if trace.jobs.is_empty() {
-            anyhow::bail!("{:?} has no jobs that could run on {cluster}", args.trace);
+            anyhow::bail!("{} has no jobs that could run on {cluster}", args.trace.display());
         }
         let seeds = args.seed..args.seed + args.seeds;
         let jobs = trace.jobs.len();

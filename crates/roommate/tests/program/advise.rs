@@ -92,7 +92,7 @@ fn the_same_seeds_give_the_same_advice() {
 #[test]
 fn an_idle_cluster_is_told_to_keep_its_policy() {
     // One job after the other: no policy can do anything for them.
-    let rows = (0..40).map(|i| format!("j{i},{},1,600,0\n", i * 1000)).collect::<String>();
+    let rows = (0..40).map(|i| format!("j{i},{},1,600,0\n", i * 1000)).collect::<Vec<_>>().concat();
     let room = Room::with(&[]);
     room.put("t.csv", format!("id,submit_s,gpus,duration_s,queue_s\n{rows}"));
     let found = room.json("advise t.csv --cluster 1x4 --seeds 2 --policies tiresias");

@@ -16,7 +16,7 @@ fn read_text(text: &str, skip_bad_rows: bool) -> Result<Trace, TraceError> {
 }
 
 /// The jobs in the project's own format, and the remarks.
-fn check(text: &str, expected: Expect) {
+fn check(text: &str, expected: &Expect) {
     let text = match read_text(text, false) {
         Ok(trace) => {
             assert_eq!(trace.format, Format::Kube);
@@ -82,7 +82,7 @@ fn pods_of_a_list_are_jobs() {
             pod("waits", 1, None, None),
             pod("cpu", 0, Some(1), Some(2)),
         ]),
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,model,team,status,kinds
             ml/still,0,1,3660,240,1,8500,still,ml,,
             ml/train-7,0,4,3600,300,1,2125,train,vision,passed,nvidia-h100-80gb-hbm3
@@ -122,7 +122,7 @@ fn gangs_attempts_and_tasks_are_told_apart() {
             indexed("sweep-x3", "1", 5, 9),
             owned("web-9", "ReplicaSet", 1, 50),
         ]),
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,model,team,status
             ml/gang,0,16,1800,60,2,1062,gang,ml,passed
             ml/sweep/0,0,2,780,300,2,4250,sweep,ml,passed
@@ -149,7 +149,7 @@ fn a_watch_keeps_the_last_state_of_each_pod() {
     ];
     check(
         &lines.join("\n"),
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,model,team,status
             ml/p,0,2,1020,180,1,4250,p,ml,killed
             ml/q,0,1,300,240,1,8500,q,ml,passed
@@ -181,7 +181,7 @@ fn events_and_audits_fill_in_times() {
     ];
     check(
         &text.join("\n"),
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,model,team,status
             ml/p,0,2,1800,360,1,4250,p,ml,killed
             ml/q,0,1,1680,120,1,8500,q,ml,killed
@@ -203,7 +203,7 @@ fn parts_of_gpus_are_counted() {
             with(pod("kai", 0, Some(1), Some(2)), "/metadata/annotations", kai),
             json!({"kind": "Node", "metadata": {"name": "n"}}),
         ]),
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s
             left out 3 jobs on a part of a GPU (MIG, MPS, shard)
             left out 1 other object (neither pods nor events of pods)
@@ -216,7 +216,7 @@ fn errors_name_the_object() {
     let bad = with(pod("p", 1, Some(1), Some(2)), "/metadata/creationTimestamp", json!("noon"));
     check(
         &list(std::slice::from_ref(&bad)),
-        expect![[r#"
+        &expect![[r#"
             None: broken job: pod ml/p: expected a time like 2020-04-01 12:30:00 (1970 to 2069), found "noon"
         "#]],
     );
@@ -225,13 +225,13 @@ fn errors_name_the_object() {
     let whole = list(&[pod("q", 1, Some(1), Some(2))]);
     check(
         &whole[..whole.len() - 20],
-        expect![[r#"
+        &expect![[r#"
             Some(45): broken job: the file ends inside of it
         "#]],
     );
     check(
         &whole.replace("\"phase\":", "\"phase\""),
-        expect![[r#"
+        &expect![[r#"
             Some(40): broken JSON: expected `:`
         "#]],
     );

@@ -18,7 +18,7 @@ fn read_text(text: &str, skip_bad_rows: bool) -> Result<Trace, TraceError> {
 }
 
 /// The jobs in the project's own format, and the remarks.
-fn check(rows: &str, expected: Expect) {
+fn check(rows: &str, expected: &Expect) {
     let text = match read_text(&format!("{HEAD}{rows}"), false) {
         Ok(trace) => {
             assert_eq!(trace.format, Format::Sacct);
@@ -42,7 +42,7 @@ fn a_job_is_read_without_its_steps() {
          COMPLETED|1||cpu=32,gres/gpu:h100=4,gres/gpu=4,mem=250G,node=1\n\
          17.extern|extern||vision|2026-11-01T10:05:00|2026-11-01T10:05:00|2026-11-01T11:05:00|3600|\
          COMPLETED|2||cpu=64,gres/gpu:h100=8,gres/gpu=8,mem=500G,node=2\n",
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,machines,model,team,user,status,kinds
             17,0,8,3600,300,1,8000,2,train,vision,ann,passed,h100
             left out 2 rows of steps, which belong to jobs
@@ -63,7 +63,7 @@ fn arrays_hets_requeues_and_reused_numbers() {
          40|r|bob|v|2026-11-01T10:05:10|2026-11-01T10:06:00|2026-11-01T10:10:00|240|COMPLETED|1|gres/gpu=2|gres/gpu=2\n\
          50|x|bob|v|2026-11-01T10:03:00|2026-11-01T10:03:30|2026-11-01T10:03:40|10|FAILED|1|gres/gpu=1|gres/gpu=1\n\
          50|y|eve|w|2026-11-01T12:00:00|2026-11-01T12:00:30|2026-11-01T12:00:40|10|COMPLETED|1|gres/gpu=1|gres/gpu=1\n",
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s,queue_s,attempts,cpu_milli,machines,model,team,user,status
             20_1,0,1,50,10,1,,1,a,v,ann,
             20_2,0,1,40,20,1,,1,a,v,ann,failed
@@ -88,7 +88,7 @@ fn what_is_no_job_on_whole_gpus_is_counted() {
          4|k|u|v|2026-11-01T10:00:00|None|2026-11-01T10:01:00|0|CANCELLED by 1000|1|gres/gpu=1|\n\
          5|k|u|v|2026-11-01T10:00:00|2026-11-01T10:01:00|2026-11-01T10:01:00|0|CANCELLED by 1000|1|gres/gpu=1|\n\
          6|g|u|v|2026-11-01T10:00:00|2026-11-01T10:00:00|2026-11-01T10:01:00|60|CANCELLED by 1000|1|gres/gpu=1|gres/gpu=1\n",
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s,queue_s,attempts,machines,model,team,user,status
             6,0,1,60,0,1,1,g,v,u,killed
             left out 1 job without a GPU
@@ -103,7 +103,7 @@ fn a_bar_in_a_name_is_part_of_the_name() {
     check(
         "1|a|b, \"c\"|u|v|2026-11-01T10:00:00|2026-11-01T10:00:00|2026-11-01T10:01:00|60|COMPLETED|1|\
          gres/gpu=1|gres/gpu=1\n",
-        expect![[r#"
+        &expect![[r#"
             id,submit_s,gpus,duration_s,queue_s,attempts,machines,model,team,user,status
             1,0,1,60,0,1,1,"a|b, ""c""",v,u,passed
         "#]],
