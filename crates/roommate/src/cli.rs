@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Run a trace through several policies side by side
     Compare(Compare),
-    /// Say which policy would have saved how much on a cluster's own past
+    /// Say what another policy would have saved on a cluster's past
     Advise(AdviseTrace),
     /// Compute a mean completion time that no policy can beat on a trace
     Bound(Bound),

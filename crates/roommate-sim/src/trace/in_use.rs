@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn models_keep_their_own_nodes() {
-        let jobs = [job(0, 4, 10.0, 1, "A100"), job(0, 8, 10.0, 1, "h100"), job(0, 1, 10.0, 1, "")];
+        let named = [(0, 4, "A100"), (100, 4, "a100"), (0, 8, "h100"), (0, 1, "")];
+        let jobs = named.map(|(at_s, gpus, model)| job(at_s, gpus, 10.0, 1, model));
         assert_eq!(guess(&jobs), (13, "2x4:a100=1,1x8:h100=1".to_owned()));
     }
 

@@ -2,9 +2,9 @@
 //! -o json` prints, with `--watch` or without, and the lines of an audit log.
 //! `docs/reference/trace-format.md` has the commands.
 //!
-//! Later states of a pod replace earlier ones. Pods of one gang, or attempts of one task, become one
-//! job: its GPUs are the most that its pods had at the same time, its length is the time in which
-//! any of them ran. One object at a time is in memory as JSON.
+//! Later states of a pod replace earlier ones. Pods of one gang, or attempts of one task, become
+//! one job: its GPUs are the most that its pods had at the same time, its length is the time in
+//! which any of them ran. One object at a time is in memory as JSON.
 
 mod objects;
 

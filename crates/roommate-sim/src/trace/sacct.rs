@@ -141,8 +141,8 @@ impl Columns {
     }
 }
 
-/// The parts of a `JobID`: `17`, `17_3` of an array, `17_[4-9]` of an array that still waits, `17+1`
-/// of a heterogeneous job, `17.batch` of a step.
+/// The parts of a `JobID`: `17`, `17_3` of an array, `17_[4-9]` of an array that still waits,
+/// `17+1` of a heterogeneous job, `17.batch` of a step.
 struct Id<'a> {
     job: &'a str,
     component: u32,

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 /// Resources that are whole GPUs.
 const GPUS: [&str; 4] = ["roommate.dev/gpu", "nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe"];
-/// Beginnings of resources and annotations that are parts of a GPU: MIG slices, time slices, `HAMi`,
-/// KAI.
+/// Beginnings of resources and annotations that are parts of a GPU: MIG slices, time slices,
+/// `HAMi`, KAI.
 const PARTS: [&str; 6] = [
     "nvidia.com/mig-",
     "nvidia.com/gpu.shared",
