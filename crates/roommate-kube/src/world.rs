@@ -366,6 +366,8 @@ pub struct World {
     queues: BTreeMap<String, Queue>,
     /// When it is looked at the queues, if they need it.
     queue_look: Option<Time>,
+    /// What queues gave back a moment ago, and when.
+    given_back: Vec<(Time, u64)>,
     /// Works that came so far.
     arrivals: u64,
     ledger: Ledger,
@@ -413,6 +415,7 @@ impl World {
             profiles: BTreeMap::new(),
             queues: BTreeMap::new(),
             queue_look: None,
+            given_back: Vec::new(),
             arrivals: 0,
             ledger: Ledger::default(),
             part: None,

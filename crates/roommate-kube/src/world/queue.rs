@@ -109,6 +109,8 @@ impl Queue {
 const LOOK_AGAIN: Span = Span(1_000_000);
 /// How long a queue within its quota waits for GPUs before what others borrowed is evicted.
 const RECLAIM_AFTER: Span = Span(5_000_000);
+/// How long GPUs that were given back count as that, though nobody has taken them yet.
+const SETTLES: Span = Span(2_000_000);
 
 impl World {
     /// An administrator made a queue, or changed it.
@@ -187,6 +189,9 @@ impl World {
         if let Some(left) = queue.admitted.remove(&work.arrived) {
             queue.taken -= left.needs;
             self.queue_look = Some(Time::ZERO);
+            if work.reclaimed.is_some() {
+                self.given_back.push((self.now, left.needs));
+            }
         }
         if queue.is_idle() {
             self.queues.remove(name);
@@ -199,6 +204,8 @@ impl World {
             return;
         }
         self.queues.retain(|_, queue| !queue.is_idle());
+        let now = self.now;
+        self.given_back.retain(|(at, _)| now < *at + SETTLES);
         let names: Vec<String> = self.queues.keys().cloned().collect();
         for name in &names {
             self.admit_within(name);
@@ -363,14 +370,15 @@ impl World {
         placed.fold((0, 0), |(sum, n), one| (sum + one.needs, n + 1))
     }
 
-    /// What is being given back to others.
+    /// What is being given back to others, or was a moment ago.
     fn returning(&self) -> u64 {
         let all = self.queues.values().flat_map(|queue| queue.admitted.values());
         let leaves = |one: &&Admitted| {
             let work = self.works.get(one.work as usize).and_then(Option::as_ref);
             self.is_placed(one.work) && work.is_some_and(|work| work.reclaimed.is_some())
         };
-        all.filter(leaves).map(|one| one.needs).sum()
+        let settles: u64 = self.given_back.iter().map(|(_, needs)| needs).sum();
+        settles + all.filter(leaves).map(|one| one.needs).sum::<u64>()
     }
 
     /// What is left of all GPUs once those that are admitted have theirs.
