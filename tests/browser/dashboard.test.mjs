@@ -324,7 +324,8 @@ describe("a daemon", () => {
       await until(async () => (await running()) === "", "nothing runs at the beginning");
       await slider.fill("10000");
       await page.locator("#running").getByRole("button", { name: "digits" }).click();
-      assert.match(await page.locator("#panel").innerText(), /placed on GPU/);
+      const panel = () => page.locator("#panel").innerText();
+      await until(async () => /placed on GPU/.test(await panel()), "what became of the service is explained");
       assert.equal(await page.locator("#panel").getByRole("button", { name: "Cancel…" }).count(), 0);
       await accessible(page);
     });

@@ -162,9 +162,7 @@ impl World {
     /// Whether a work may go to the engine; if not, it is in the line of its queue from now on.
     pub(super) fn is_admitted(&mut self, w: u32, work: &Work, runs: bool) -> bool {
         let Some(request) = &work.request else { return false };
-        let pods = u64::from(work.size) * u64::from(request.gpus);
-        let needs = pods * u64::from(request.knobs.sm_permille);
-        let one = Admitted { work: w, needs, since: self.now };
+        let one = Admitted { work: w, needs: work.needs(), since: self.now };
         let queue = self.queues.entry(request.queue.clone()).or_default();
         if queue.admitted.contains_key(&work.arrived) {
             return true;
@@ -186,15 +184,23 @@ impl World {
         let Some(name) = work.request.as_ref().map(|r| &r.queue) else { return };
         let Some(queue) = self.queues.get_mut(name) else { return };
         queue.line.remove(&work.arrived);
-        if let Some(left) = queue.admitted.remove(&work.arrived) {
+        let left = queue.admitted.remove(&work.arrived);
+        if let Some(left) = left {
             queue.taken -= left.needs;
             self.queue_look = Some(Time::ZERO);
-            if work.reclaimed.is_some() {
-                self.given_back.push((self.now, left.needs));
-            }
         }
         if queue.is_idle() {
             self.queues.remove(name);
+        }
+        if left.is_some() {
+            self.note_given_back(work);
+        }
+    }
+
+    /// What a work had is free for others now, if they asked for it.
+    pub(super) fn note_given_back(&mut self, work: &Work) {
+        if work.reclaimed.is_some() {
+            self.given_back.push((self.now, work.needs()));
         }
     }
 
@@ -398,6 +404,15 @@ impl World {
         let all = self.queues.values().flat_map(|queue| queue.admitted.values());
         let waiting = all.filter(|one| !self.is_placed(one.work));
         idle.saturating_sub(waiting.map(|one| one.needs).sum())
+    }
+}
+
+impl Work {
+    /// Thousandths of GPUs that it counts for.
+    fn needs(&self) -> u64 {
+        let Some(request) = &self.request else { return 0 };
+        let pods = u64::from(self.size) * u64::from(request.gpus);
+        pods * u64::from(request.knobs.sm_permille)
     }
 }
 

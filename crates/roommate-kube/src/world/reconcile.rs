@@ -258,6 +258,7 @@ impl World {
 
     /// A work whose queue has to give back goes into its line again.
     fn give_up(&mut self, w: u32, work: &mut Work, look: Look, leaving: &mut Vec<Event>) {
+        self.note_given_back(work);
         work.reclaimed = None;
         if look.alive < work.needed(look) {
             self.depart(w, work, look, leaving);
