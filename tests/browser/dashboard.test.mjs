@@ -11,11 +11,10 @@ import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
-import { chromium } from "playwright-core";
+import { launch, visit as visitPage } from "./chromium.mjs";
 
 const root = resolve(import.meta.dirname, "../..");
 const roommate = resolve(process.env.ROOMMATE_BIN ?? join(root, "target/release/roommate"));
-const executablePath = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const shots = process.env.DASHBOARD_SHOTS;
 
@@ -68,28 +67,10 @@ for _ in roommate.steps(batch, batch_size=32, min=8, max=128): pass
 `;
 const job = (name, fields) => JSON.stringify({ name, command: ["python3", "-c", TRAINS], batch: { size: 32, min: 8, max: 128 }, ...fields });
 
-/** Opens a page, runs `look`, and fails on errors in the console and on requests to others. */
-async function visit(link, look, options = {}) {
+/** Opens a page, which may ask its own server only. */
+function visit(link, look, options = {}) {
   const { origin } = new URL(link);
-  const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, ...options });
-  const page = await context.newPage();
-  const complaints = [];
-  const expected = options.expects ?? /^$/;
-  page.on("console", (message) => {
-    const text = message.text();
-    if (["error", "warning"].includes(message.type()) && !expected.test(text)) complaints.push(`${message.type()}: ${text}`);
-  });
-  page.on("pageerror", (error) => complaints.push(`exception: ${error.message}`));
-  page.on("request", (request) => {
-    if (!request.url().startsWith(origin)) complaints.push(`request: ${request.url()}`);
-  });
-  try {
-    await page.goto(link);
-    await look(page);
-    assert.deepEqual(complaints, []);
-  } finally {
-    await context.close();
-  }
+  return visitPage(browser, link, look, { viewport: { width: 1440, height: 900 }, allowed: (asked) => asked.startsWith(origin), ...options });
 }
 
 async function shot(page, name) {
@@ -111,11 +92,7 @@ const cells = (page, table, name) => page.evaluate(([of, job]) => {
 
 before(async () => {
   assert.ok(existsSync(roommate), `no program at ${roommate}: cargo build --release`);
-  browser = await chromium.launch({
-    executablePath,
-    args: ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-      "--disable-background-networking", "--disable-component-update", "--disable-sync"],
-  });
+  browser = await launch();
 });
 
 after(async () => {
@@ -188,7 +165,7 @@ describe("a daemon", () => {
       await page.getByLabel("Job file", { exact: true }).fill("command: [sleep, '1']\ndevice: 2");
       await page.getByRole("button", { name: "What if?" }).click();
       await until(async () => /"device"/.test(await answer.locator(".bad").innerText().catch(() => "")), "the error says what is wrong");
-    }, { expects: /422/ });
+    }, { expected: /422/ });
   });
 
   test("p99 recovers after a burst, while training is held back", async () => {
@@ -250,7 +227,7 @@ describe("a daemon", () => {
       await page.getByRole("button", { name: "Open" }).click();
       await until(() => cells(page, "#running", "digits"), "the page shows the service");
       assert.ok(!page.url().includes(secret));
-    }, { expects: /401/ });
+    }, { expected: /401/ });
   });
 
   test("a token reads no more than it may, and no longer", async () => {
