@@ -483,6 +483,13 @@ impl Daemon {
         let actions = step.actions.to_vec();
         self.store.add_lines(&written(writer)?);
         self.note_outcomes(&facts, &actions)?;
+        for fact in &facts {
+            if let Event::Sampled { job, .. } = fact
+                && self.engine.wants_speed_alone(*job)
+            {
+                self.machine.measure_alone(*job);
+            }
+        }
         let orders: Vec<Order> = actions.into_iter().filter_map(|a| self.order(a)).collect();
         self.orders.extend(orders);
         Ok(())

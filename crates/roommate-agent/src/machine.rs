@@ -31,6 +31,7 @@ mod orders;
 mod process_control;
 mod reports;
 mod service_guard;
+mod solo_look;
 pub(crate) mod serving;
 mod sm_partition;
 mod speed_guard;
@@ -47,6 +48,7 @@ use crate::machine::connection::Peer;
 use crate::machine::crash_attribution::CrashAttribution;
 use crate::machine::process_control::ProcessControl;
 use crate::machine::serving::Serving;
+use crate::machine::solo_look::SoloLook;
 use crate::machine::speed_guard::{Guard, Lapse};
 use crate::machine::stage_turns::StageTurns;
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
@@ -304,6 +306,8 @@ pub struct Machine {
     guards: BTreeMap<JobIdx, Guard>,
     /// Services that have reported.
     serving: BTreeMap<JobIdx, Serving>,
+    /// Jobs that are measured while their roommates stand still.
+    looks: Vec<SoloLook>,
     /// Ends with an error that are not attributed yet.
     crashes: CrashAttribution,
     reports: Vec<Report>,
@@ -385,6 +389,7 @@ impl Machine {
             stages: StageTurns::default(),
             guards: BTreeMap::new(),
             serving: BTreeMap::new(),
+            looks: Vec::new(),
             crashes: CrashAttribution::default(),
             waiting: BTreeMap::new(),
             attended: None,
@@ -447,6 +452,7 @@ impl Machine {
         self.attribute_crashes();
         let admitted = self.stages.admit(self.control.os.now());
         self.admit_to_stages(&admitted);
+        self.advance_looks();
         self.settle();
         self.turn_duty_cycles();
     }
@@ -463,7 +469,8 @@ impl Machine {
         let waiting = self.waiting.values().map(|w| w.not_before).filter(|at| *at > now);
         let attend = self.attend_due(now);
         let raises = self.services_due();
-        let others = [self.crashes.due(), self.stages.due(), guard, ends, attend, raises];
+        let looks = self.looks_due();
+        let others = [self.crashes.due(), self.stages.due(), guard, ends, attend, raises, looks];
         deadlines.chain(cycles).chain(others.into_iter().flatten()).chain(waiting).min()
     }
 
@@ -507,6 +514,7 @@ impl Machine {
         self.waiting.clear();
         self.guards.clear();
         self.serving.clear();
+        self.looks.clear();
         self.reports.clear();
         self.stages = StageTurns::default();
         self.crashes = CrashAttribution::default();

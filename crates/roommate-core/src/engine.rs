@@ -8,7 +8,7 @@ use crate::event::{Action, Event, Placement, Sample};
 use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
 use crate::interference::table::Table;
-use crate::job::{Job, Overrides, Phase, Retries, Spec};
+use crate::job::{Class, Job, Overrides, Phase, Retries, Spec};
 use crate::math::rng::Rng;
 use crate::number::Positive;
 use crate::performance::pairs::{self, Extra, Pairs};
@@ -437,7 +437,7 @@ impl Engine {
         if sample.noise_scale > 0.0 {
             hot.noise_scale = sample.noise_scale.get();
         }
-        if sample.step_s > 0.0 {
+        if sample.step_s > 0.0 && !sample.alone {
             let worth = self.state.goodput_factor(job, sample.batch);
             // Progress is a quotient by the length of a step.
             let step_s = Positive::of(sample.step_s.get()).get();
@@ -447,9 +447,22 @@ impl Engine {
         Some(())
     }
 
+    /// Whether the policy wants to know how fast a running job is alone, and nobody does because it
+    /// has roommates. Beside a service nobody is measured.
+    pub fn wants_speed_alone(&self, job: JobIdx) -> bool {
+        let (state, hot) = (&self.state, self.state.job(job));
+        let serves = |t: &JobIdx| state.spec(*t).class == Class::Service;
+        self.policy.wants_speeds_alone()
+            && hot.phase == Phase::Running
+            && state.profile(job).step_unknown
+            && !state.is_alone(job)
+            && !state.belief_on(job, &hot.gpus).is_measured
+            && !hot.gpus.iter().any(|g| state.gpu(*g).tenants.iter().any(serves))
+    }
+
     /// What a sample says of the job's profile, and of those of its roommates.
     fn learn(&mut self, job: JobIdx, sample: &Sample) {
-        let alone = self.state.is_alone(job);
+        let alone = sample.alone || self.state.is_alone(job);
         let profile = self.state.spec(job).profile;
         let kind = self.state.kind(profile);
         let was_known = self.state.demand(profile).is_some();

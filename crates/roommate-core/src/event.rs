@@ -37,6 +37,10 @@ pub struct Sample {
     /// Batch size per GPU during this measurement.
     #[serde(skip_serializing_if = "is_default")]
     pub batch: u32,
+    /// Whether its roommates stood still meanwhile: it says how fast the job is alone, and nothing
+    /// of how fast it is now.
+    #[serde(skip_serializing_if = "is_default")]
+    pub alone: bool,
 }
 
 /// Totals of a service's measuring windows since its last report.

@@ -93,6 +93,13 @@ pub trait Policy: Send {
     fn asks_again(&self) -> bool {
         false
     }
+
+    /// Whether it wants to know how fast jobs are alone that have had roommates ever since they
+    /// began, so that nobody knows it. Their roommates then stand still for a moment, once for each
+    /// profile, and a sample says so ([`Sample::alone`](crate::event::Sample::alone)).
+    fn wants_speeds_alone(&self) -> bool {
+        false
+    }
 }
 
 impl Policy for Walk {

@@ -540,6 +540,16 @@ pub(crate) struct Predict {
     /// step to its end; as measured for its profile, unless given
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub(crate) start: Option<f64>,
+    /// Predict what this policy would have done with the same jobs; the policy of the run, unless
+    /// given
+    #[arg(long, short)]
+    pub(crate) policy: Option<String>,
+    /// Set a parameter of --policy: name=value, the value as JSON or plain text
+    #[arg(long = "set", value_name = "NAME=VALUE", requires = "policy")]
+    pub(crate) set: Vec<String>,
+    /// Write the journal of the simulated run to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) simulated: Option<PathBuf>,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,

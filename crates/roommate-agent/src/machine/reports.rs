@@ -31,6 +31,13 @@ pub(crate) struct Sampled {
     batch: u32,
 }
 
+impl Sampled {
+    /// After it the next steps are reported, whatever they take.
+    pub(super) fn outdated(self) -> Self {
+        Self { step_s: 0.0, ..self }
+    }
+}
+
 /// Steps since the last sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
@@ -58,8 +65,7 @@ impl Machine {
             FromTenant::Resumed(_) => {
                 if let Some(known) = self.jobs.get_mut(&job) {
                     known.tally = None;
-                    // Its next steps are reported, whatever they take.
-                    known.sampled = known.sampled.map(|was| Sampled { step_s: 0.0, ..was });
+                    known.sampled = known.sampled.map(Sampled::outdated);
                 }
             }
             FromTenant::Checkpointed(done) => {
@@ -190,6 +196,12 @@ impl Machine {
 
     fn on_steps(&mut self, job: JobIdx, stepped: Stepped) {
         self.guard(job, &stepped);
+        if self.looks_at(job, &stepped) {
+            if let Some(known) = self.jobs.get_mut(&job) {
+                known.seen = Some(stepped);
+            }
+            return;
+        }
         let Some(t) = self.tenant(job) else { return };
         let reading = t.gpus.first().and_then(|g| self.device.reading(*g));
         let on_gpu = reading.is_some();

@@ -33,6 +33,8 @@ pub(crate) struct JobRuntime {
     /// Steps that are not reported yet, and what was reported last.
     pub(crate) tally: Option<Tally>,
     pub(crate) sampled: Option<Sampled>,
+    /// When it was last measured while its roommates stood still.
+    pub(crate) looked: Option<Instant>,
     /// Whether one of its processes ever connected through the SDK.
     pub(crate) spoke: bool,
     /// The service for which it is held back, if it is.
@@ -140,6 +142,7 @@ impl JobRuntime {
             cpu_s: None,
             tally: None,
             sampled: None,
+            looked: None,
             spoke: false,
             held_back_for: None,
             held_mib: 0,

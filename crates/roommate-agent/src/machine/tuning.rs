@@ -107,8 +107,9 @@ impl Machine {
         let allowed = limit.map_or(allowed, |(_, pace)| pace);
         let (user, asked, mem_mib) = (known.user, known.program.mem_mib, t.knobs.mem_mib);
         let batch = if user.batch > 0 { user.batch } else { t.knobs.batch };
+        let for_look = if self.stands_still(job) { 0 } else { Knobs::PACE_FULL };
         Some(Tune {
-            pace_permille: own.min(allowed).min(for_service),
+            pace_permille: own.min(allowed).min(for_service).min(for_look),
             interleaved: t.gpus.iter().any(|g| interleaved.binary_search(g).is_ok()),
             seat: seat.or(limit.map(|(range, _)| range)),
             gpu_mib: if mem_mib < asked { mem_mib } else { 0 },

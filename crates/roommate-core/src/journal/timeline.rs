@@ -227,7 +227,9 @@ impl Timeline {
             Event::Noted { reason, .. } => self.note(reason),
             Event::Held { held, .. } => What::Set { held: Some(*held), why: set_by_user(fact, by) },
             Event::Resized { .. } => What::Set { held: None, why: set_by_user(fact, by) },
-            Event::Sampled { sample, .. } if sample.step_s > 0.0 => self.sample(job, sample),
+            Event::Sampled { sample, .. } if sample.step_s > 0.0 && !sample.alone => {
+                self.sample(job, sample)
+            }
             Event::Served { served, .. } if served.requests > 0 => What::Served {
                 requests: served.requests,
                 late: served.late,

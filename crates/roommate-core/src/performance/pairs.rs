@@ -3,7 +3,8 @@
 //! Each roommate adds a part of its own to the length of a step:
 //! step = step alone × (1 + Σ extra[job, roommate]). A sample of a job with one roommate gives the
 //! extra of that pair; of one with several roommates, what is left after the known pairs is divided
-//! among the unknown ones. Learned when a sample arrives, with the roommates of that moment.
+//! among the unknown ones by how fast each of them is: one that runs as if it were alone has the
+//! GPU for most of the time. Learned when a sample arrives, with the roommates of that moment.
 //!
 //! Where the length of a step alone was itself measured, samples scatter: extras are then means of
 //! samples, and of rooms of known pairs only errors that are no noise count. Where it is only
@@ -206,11 +207,20 @@ fn line_between(x: f64, points: [(f64, f64); 3]) -> f64 {
     pair.map_or(last.1, |p| p[0].1 + (p[1].1 - p[0].1) * (x - p[0].0) / (p[1].0 - p[0].0))
 }
 
+/// A roommate as a job has it.
+#[derive(Clone, Copy)]
+struct Other {
+    profile: ProfileIdx,
+    /// What part of an extra their knobs make of it.
+    part: f64,
+    /// Its speed relative to alone, as far as it is known.
+    speed: f64,
+}
+
 /// The tenants of a GPU as one of them has them.
 pub(super) struct Room {
     gpu_model: u8,
-    /// Profiles of its roommates, and what part of an extra their knobs make of it.
-    others: SmallVec<[(ProfileIdx, f64); 4]>,
+    others: SmallVec<[Other; 4]>,
     /// What they are believed to cost it together.
     pub(super) extra: f64,
 }
@@ -221,16 +231,35 @@ pub(super) fn worst_room(state: &State, job: JobIdx) -> Option<Room> {
     let mut worst: Option<Room> = None;
     for gpu in state.job(job).gpus.iter().map(|g| state.gpu(*g)) {
         let others = gpu.tenants.iter().filter(|t| **t != job && disturbs(state, **t));
-        let weight = |t: &JobIdx| weight_of(state.job(job).knobs, state.job(*t).knobs);
-        let others: SmallVec<[(ProfileIdx, f64); 4]> =
-            others.map(|t| (state.spec(*t).profile, weight(t))).collect();
-        let extra = others.iter().map(|(o, w)| w * extra(state, gpu.gpu_model, own, *o)).sum();
+        let other = |t: &JobIdx| Other {
+            profile: state.spec(*t).profile,
+            part: weight_of(state.job(job).knobs, state.job(*t).knobs),
+            speed: speed_now(state, *t),
+        };
+        let others: SmallVec<[Other; 4]> = others.map(other).collect();
+        let extra = |o: &Other| o.part * extra(state, gpu.gpu_model, own, o.profile);
+        let extra = others.iter().map(extra).sum();
         if worst.as_ref().is_none_or(|w| extra > w.extra) {
             worst = Some(Room { gpu_model: gpu.gpu_model, others, extra });
         }
     }
     worst
 }
+
+/// The speed of a job beside its roommates relative to alone, as last measured; 1/2 where it is not
+/// known how fast it is alone.
+fn speed_now(state: &State, job: JobIdx) -> f64 {
+    let hot = state.job(job);
+    if !state.belief_on(job, &hot.gpus).is_measured {
+        return UNKNOWN_SPEED;
+    }
+    let speed = state.alone_step_s(job, &hot.gpus) / hot.meter.step_s;
+    if speed.is_finite() { speed.clamp(LEAST_SPEED, 1.0) } else { UNKNOWN_SPEED }
+}
+
+const UNKNOWN_SPEED: f64 = 0.5;
+/// The slowest roommate takes part in what is divided as if it had this speed.
+const LEAST_SPEED: f64 = 0.02;
 
 /// Whether a job has roommates that disturb it now.
 pub(super) fn has_roommates(state: &State, job: JobIdx) -> bool {
@@ -257,9 +286,9 @@ pub fn learn(state: &mut State, job: JobIdx, sample: &Sample) {
     if !attribute(state, own, &room, found, belief) {
         return;
     }
-    if let [(other, part)] = room.others[..] {
+    if let [Other { profile, part, .. }] = room.others[..] {
         let uses = |profile| state.demand(profile).unwrap_or(USUAL);
-        let inputs = products(uses(own), uses(other));
+        let inputs = products(uses(own), uses(profile));
         state.pairs.line.learn(inputs, (found / part).clamp(0.0, MOST / 2.0));
     }
     state.pairs.touch();
@@ -268,21 +297,22 @@ pub fn learn(state: &mut State, job: JobIdx, sample: &Sample) {
 /// Divides what a job was found to suffer among its roommates; whether it says anything new.
 fn attribute(state: &mut State, own: ProfileIdx, room: &Room, found: f64, belief: Belief) -> bool {
     let Room { gpu_model, others, extra: believed } = room;
-    let is_new = |o: &ProfileIdx| known(state, *gpu_model, own, *o).is_none();
-    let any_new = others.iter().any(|(o, _)| is_new(o));
+    let is_new = |o: &Other| known(state, *gpu_model, own, o.profile).is_none();
+    let any_new = others.iter().any(is_new);
     let error = found - believed;
     if is_noise(error, found, others.len() > 1 && !any_new, belief) {
         return false;
     }
-    let targets = others.iter().filter(|(o, _)| !any_new || is_new(o));
-    let parts: f64 = targets.clone().map(|(_, part)| part).sum();
-    let targets: SmallVec<[(ProfileIdx, f64); 4]> =
-        targets.map(|(o, _)| (state.kind(*o), extra(state, *gpu_model, own, *o))).collect();
-    let part = error / parts.max(f64::MIN_POSITIVE);
+    let targets = others.iter().filter(|o| !any_new || is_new(o));
+    let parts: f64 = targets.clone().map(|o| o.part * o.speed).sum();
+    let each = error / parts.max(f64::MIN_POSITIVE);
+    let targets: SmallVec<[(ProfileIdx, f64, f64); 4]> = targets
+        .map(|o| (state.kind(o.profile), o.speed, extra(state, *gpu_model, own, o.profile)))
+        .collect();
     let least = -NOISE_ERRORS * belief.scatter;
     let own = state.kind(own);
-    for (other, old) in targets {
-        let now = (old + part).clamp(least, MOST);
+    for (other, speed, old) in targets {
+        let now = (old + each * speed).clamp(least, MOST);
         let entry = state.pairs.extras.entry((*gpu_model, own, other));
         let extra = entry.or_insert(Extra { mean: now, samples: 0 });
         extra.mean += weight(extra.samples, belief) * (now - extra.mean);

@@ -3,7 +3,8 @@
 //! Only for profiles whose step length is not known ([`crate::profile::Profile::step_unknown`]).
 //!
 //! ```text
-//!  sample alone ──────────────────→ mean, scatter ──→ measured, by GPU model ─┐
+//!  sample alone, or while all
+//!  roommates stood still ─────────→ mean, scatter ──→ measured, by GPU model ─┐
 //!  sample among roommates ÷ (1 + Σ extra) ──────────→ provisional ────────────┴→ Belief
 //! ```
 //!
@@ -161,7 +162,7 @@ pub fn learn(state: &mut State, job: JobIdx, sample: &Sample) {
     }
     let Some(gpu_model) = state.slowest_model(job, &hot.gpus) else { return };
     let profile = state.spec(job).profile;
-    if !pairs::has_roommates(state, job) {
+    if sample.alone || !pairs::has_roommates(state, job) {
         state.solo[profile].learn_alone(gpu_model, step_s);
     } else if state.spec(job).class != Class::Service && state.solo[profile].alone.is_empty() {
         let extra = pairs::worst_room(state, job).map_or(0.0, |room| room.extra);

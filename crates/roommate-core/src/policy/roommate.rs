@@ -282,6 +282,11 @@ impl Policy for Roommate {
     fn asks_again(&self) -> bool {
         true
     }
+
+    /// Without them nothing is learned of jobs that began together.
+    fn wants_speeds_alone(&self) -> bool {
+        self.params.share
+    }
 }
 
 impl Roommate {
@@ -342,7 +347,8 @@ impl Roommate {
     fn note_broken(&mut self, plan: &Plan<'_>, job: JobIdx, sample: &Sample) {
         let Some(most) = plan.spec(job).max_slowdown else { return };
         let hot = plan.job(job);
-        if hot.phase != Phase::Running || sample.step_s <= 0.0 || plan.is_alone(job) {
+        let was_shared = !sample.alone && !plan.is_alone(job);
+        if hot.phase != Phase::Running || sample.step_s <= 0.0 || !was_shared {
             return;
         }
         let belief = plan.belief_on(job, &hot.gpus);

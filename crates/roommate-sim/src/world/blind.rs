@@ -2,8 +2,12 @@
 //! machine, and learns it from samples that scatter.
 //!
 //! ```text
-//!  change of pace ── 10 s ──→ sample ── 10 s ──→ sample ── 20 s ──→ sample ── 40 s ──→ ...
+//!  change of pace ── 2 s ──→ sample ── 2 s ──→ sample ── 4 s ──→ sample ── 8 s ──→ ...
 //! ```
+//!
+//! Where the policy asks how fast a job is alone that has roommates, its first sample says so, as on
+//! a machine where they stand still for a moment; what that moment costs is not simulated. Counters
+//! of a GPU are attributed to a job only while it is the only tenant.
 //!
 //! Hidden are the lengths of steps and stages, speeds by GPU model and predictions
 //! ([`Profile::with_unknown_step`]); services are as known as otherwise. Progress in samples is
@@ -21,7 +25,7 @@ use roommate_core::time::{Span, Time};
 use std::cmp::Reverse;
 
 /// Time from a change of pace to the first sample, and from that to the second.
-const FIRST: Span = Span(10_000_000);
+const FIRST: Span = Span(2_000_000);
 /// Most time between two samples; it doubles until then.
 const MOST: Span = Span(3_600_000_000);
 /// Label of the random stream of samples.
@@ -96,7 +100,14 @@ impl World {
             self.measure_after(now, job, gap);
         }
         self.live[job].gap = (gap + gap).min(MOST);
+        self.report_counters(job);
         let done = Some(Number::of(self.live[job].meter.done_at(now)));
+        if self.engine.wants_speed_alone(job) {
+            let (alone_s, _) = self.pace(now, job);
+            let step_s = Number::of(self.scattered_s(job, alone_s));
+            let sample = Sample { step_s, done, alone: true, ..self.sample(now, job) };
+            self.facts.push(Event::Sampled { job, sample });
+        }
         let sample = Sample { done, ..self.sample(now, job) };
         self.facts.push(Event::Sampled { job, sample });
     }

@@ -134,7 +134,8 @@ impl World {
     pub(super) fn report_counters(&mut self, job: JobIdx) {
         let state = self.engine.state();
         let profile = state.spec(job).profile;
-        if self.counted.contains(profile) {
+        let unseen = self.is_blind(job) && !state.is_alone(job);
+        if self.counted.contains(profile) || unseen {
             return;
         }
         if let Some((sm_util, dram_util)) = self.truth.counters(state, job) {

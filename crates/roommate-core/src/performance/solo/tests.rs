@@ -105,6 +105,23 @@ fn a_provisional_length_teaches_nothing_of_pairs() {
 }
 
 #[test]
+fn a_job_is_measured_alone_while_its_roommates_stand_still() {
+    let mut bench = Bench::new();
+    let (a, _b) = (bench.submit(0), bench.submit(1));
+    bench.sample(a, 0.2, 4);
+    let pace = bench.engine.state().job(a).meter.step_s;
+    bench.now += Span::from_secs(1.0);
+    let sample = Sample { step_s: Number::of(0.1), alone: true, ..Sample::default() };
+    bench.engine.step(bench.now, &[Event::Sampled { job: a, sample }]);
+    // It is as fast as before, but now it is known what its roommate costs it.
+    assert_eq!(bench.engine.state().job(a).meter.step_s, pace);
+    assert!(bench.belief(0).is_measured && bench.belief(0).step_s == 0.1);
+    assert_eq!(bench.engine.state().pairs.measured(0, ProfileIdx(0), ProfileIdx(1)), None);
+    bench.sample(a, 0.2, 20);
+    assert!((bench.extra(0, 1) - 1.0).abs() < 0.1, "{}", bench.extra(0, 1));
+}
+
+#[test]
 fn pairs_are_means_of_samples_that_scatter() {
     let mut bench = Bench::new();
     let a = bench.submit(0);

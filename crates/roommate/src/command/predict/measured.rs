@@ -2,13 +2,14 @@
 
 use super::{Guess, Heard, mean_error, tell, worst_error};
 use crate::cli::{Output, Predict};
-use crate::{console, measurements};
+use crate::atomic::AtomicFile;
+use crate::{console, experiment, measurements};
 use anyhow::Context;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{IdxVec, ProfileIdx};
 use roommate_core::interference::measured::{self, Measured, Work};
 use roommate_core::job::Class;
-use roommate_core::journal::{Head, JobLine, ProfileLine};
+use roommate_core::journal::{Head, JobLine, Observer, ProfileLine, Writer};
 use roommate_core::measurement::atlas::Atlas;
 use roommate_core::measurement::contention::TaskId;
 use roommate_core::measurement::rows::{Row, TaskKind};
@@ -28,7 +29,19 @@ use std::sync::Arc;
 pub(crate) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
     let mut heard = Heard::default();
     crate::command::read_journal(&args.journal, &mut heard)?;
-    let guesses = from(&heard, &args.profiles, args.start)?;
+    if let Some(name) = &args.policy {
+        let head = heard.head.as_mut().context("the journal has no head")?;
+        let set: policy::Params =
+            args.set.iter().map(|s| experiment::param(s)).collect::<anyhow::Result<_>>()?;
+        (head.policy, head.params) = (name.clone(), policy::find(name)?.live_params(&set)?);
+    }
+    let writer = args.simulated.as_deref().map(AtomicFile::create).transpose()?;
+    let mut writer = writer.map(Writer::new);
+    let guesses = from(&heard, &args.profiles, args.start, &mut writer)?;
+    if let (Some(writer), Some(path)) = (writer, &args.simulated) {
+        let file = writer.finish();
+        file.with_context(|| format!("could not write {}", path.display()))?.keep()?;
+    }
     console::print(&match args.output {
         Output::Table => tell(&guesses),
         Output::Json => {
@@ -64,13 +77,18 @@ pub(crate) fn predict(
 ) -> anyhow::Result<Vec<Guess>> {
     let mut heard = Heard::default();
     roommate_core::journal::read(journal, &mut heard).context("could not read the journal")?;
-    from(&heard, profiles, start_s)
+    from(&heard, profiles, start_s, &mut None::<Heard>)
 }
 
-fn from(heard: &Heard, profiles: &Path, start_s: Option<f64>) -> anyhow::Result<Vec<Guess>> {
+fn from(
+    heard: &Heard,
+    profiles: &Path,
+    start_s: Option<f64>,
+    observer: &mut impl Observer,
+) -> anyhow::Result<Vec<Guess>> {
     let sessions = measurements::sessions(profiles)?;
     let known = Known { atlas: Arc::new(measurements::atlas_of(profiles, &sessions)?), sessions };
-    let guesses = simulated(heard, &known, start_s)?;
+    let guesses = simulated(heard, &known, start_s, observer)?;
     let unended = heard.jobs.len() - guesses.len();
     if unended > 0 {
         let jobs = crate::table::count(unended as u64, "job");
@@ -146,7 +164,12 @@ struct Kind {
 /// Relative scatter of samples, as of steps that were measured.
 const SCATTER: f64 = 0.05;
 
-fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Result<Vec<Guess>> {
+fn simulated(
+    heard: &Heard,
+    known: &Known,
+    start_s: Option<f64>,
+    observer: &mut impl Observer,
+) -> anyhow::Result<Vec<Guess>> {
     let Head { policy: name, params, cluster, costs, seed, known_pairs, .. } =
         heard.head.clone().context("the journal has no head")?;
     let kind = |line: &ProfileLine| {
@@ -228,9 +251,10 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         measuring: Measuring::default(),
         blind,
     };
-    let mut ends = Heard::default();
-    simulate(setup, arrivals.into_iter(), &mut ends, &mut |_| {})
+    let mut observers = (Heard::default(), observer);
+    simulate(setup, arrivals.into_iter(), &mut observers, &mut |_| {})
         .context("could not predict the mix")?;
+    let (ends, _) = observers;
     let mut guesses = Vec::new();
     for (at, job) in jobs {
         let (Some(end), Some(predicted)) = (heard.ended.get(&job.idx), ends.end_s(&job.name))
@@ -328,7 +352,7 @@ mod tests {
     fn guesses(known: &Known, journal: &[u8], start_s: f64) -> Vec<Guess> {
         let mut heard = Heard::default();
         journal::read(journal, &mut heard).unwrap();
-        simulated(&heard, known, Some(start_s)).unwrap()
+        simulated(&heard, known, Some(start_s), &mut None::<Heard>).unwrap()
     }
 
     #[test]
