@@ -123,7 +123,7 @@ impl Default for Params {
             share: true,
             promise_parts: false,
             keep: 0.02,
-            apart: 0.6,
+            apart: 1.5,
             push: true,
             push_ratio: 4.0,
             victim: 3.0,
