@@ -69,7 +69,7 @@ integrations: ## callbacks with the real PyTorch, Lightning and transformers (so
 	@target/integrations/bin/pytest -q tests/integrations
 
 .PHONY: kube
-kube: build python-setup ## on a real Kubernetes on this machine, built from its sources once (7 minutes on two idle cores)
+kube: build python-setup browser-setup ## on a real Kubernetes on this machine, built from its sources once (7 minutes on two idle cores)
 	@folder=$$(scripts/kube-programs) && ROOMMATE_KUBE_PROGRAMS=$$folder .venv/bin/pytest -q tests/kube
 
 # The lock file of what is installed is the stamp: it is made again when the list changes.

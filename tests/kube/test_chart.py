@@ -73,7 +73,8 @@ def one(plane: ControlPlane, installed: str, nodes: list[str]) -> Iterator[Sched
     path = f"/apis/apps/v1/namespaces/{installed}/deployments/roommate-scheduler"
     words = arguments(plane.api.get(path))
     assert words[:2] == ["kube", "scheduler"]
-    words = [word for word in words[2:] if not word.startswith(("--listen", "--max-tenants"))]
+    words = [word for word in words[2:] if not word.startswith(("--listen", "--max-tenants", "--dashboard"))]
+    words.append(f"--dashboard=127.0.0.1:{free_port()}")
     scheduler = Scheduler(plane, "chart-scheduler", *words, account=f"{installed}/roommate-scheduler")
     plane.programs.until(scheduler.name, "leads", scheduler.leads, within_s=60)
     yield scheduler
@@ -260,7 +261,7 @@ def test_the_pod_of_the_scheduler_runs_confined_on_a_real_node(
         "image": node.add_image("scheduler", {"/bin/roommate": PROGRAM}, ["/bin/roommate"]),
         "imagePullPolicy": "Never",
         "command": ["/bin/roommate"],
-        "args": [word.replace(":10261", f":{port}") for word in container["args"]],
+        "args": [word.replace(":10261", f":{port}").replace(":10263", ":0") for word in container["args"]],
         "ports": [{"name": "metrics", "containerPort": port}],
         # There is no kube-proxy, which would give the API server its address in the cluster.
         "env": [
@@ -279,6 +280,25 @@ def test_the_pod_of_the_scheduler_runs_confined_on_a_real_node(
     finally:
         plane.api.delete(pod_path(made))
         plane.api.until_gone(pod_path(made))
+
+
+def test_its_service_account_is_enough_for_the_page(plane: ControlPlane, one: Scheduler) -> None:
+    page = next(word for word in one.command if str(word).startswith("--dashboard="))
+    url = f"http://{str(page).split('=')[1]}/v1/stream"
+
+    def status(token: str) -> int:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    space = plane.namespace()
+    assert status(plane.token(f"{space}/default")) == 401, "it may not list pods"
+    assert status("wrong") == 401
+    assert status(plane.admin_token) == 200
+    assert "orbidden" not in one.log(), one.log()
 
 
 def test_its_service_account_is_enough_for_custom_resources(

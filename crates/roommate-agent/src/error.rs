@@ -210,7 +210,8 @@ impl AgentError {
         move |error| Self::File { what, path, error }
     }
 
-    pub(crate) fn refused(what: impl Into<String>, hint: impl Into<String>) -> Self {
+    /// A refusal, and what the user can do about it.
+    pub fn refused(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Refused { what: what.into(), hint: Some(hint.into()) }
     }
 }

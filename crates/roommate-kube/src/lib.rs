@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod assignment;
 pub mod bench;
+pub mod board;
 pub mod client;
 pub mod constraint;
 pub mod controller;

@@ -9,6 +9,7 @@ use crate::what_if::Question;
 use crate::world::gang_of;
 use http::Method;
 use kube::Client;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 /// Pods that are alike.
@@ -37,12 +38,35 @@ pub fn pods(manifest: &Value) -> Option<Pods> {
     let number = |field: &str| spec.get(field).and_then(Value::as_u64);
     let parallel = number("parallelism").or(number("replicas")).unwrap_or(1);
     let count = parallel.min(number("completions").unwrap_or(u64::MAX)).min(MOST_PODS);
-    let pod = json!({
+    let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": template.get("metadata").cloned().unwrap_or_else(|| json!({})),
         "spec": template["spec"],
     });
+    let namespace = manifest.pointer("/metadata/namespace");
+    if let (Some(namespace), Some(of)) = (namespace, pod["metadata"].as_object_mut()) {
+        of.insert("namespace".into(), namespace.clone());
+    }
     Some(Pods { name: name.into(), count: count as u16, pod })
+}
+
+/// The pods of a text with manifests; a text whose objects make none, or of which several do, is
+/// refused, with what to do.
+pub fn read(text: &str) -> Result<Pods, (String, &'static str)> {
+    let mut found = Vec::new();
+    for document in yaml_serde::Deserializer::from_str(text) {
+        let value = Value::deserialize(document);
+        let value = value.map_err(|e| (e.to_string(), "expected YAML or JSON, as for kubectl"))?;
+        found.extend(pods(&value));
+    }
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 => Err((
+            "it makes no pods".into(),
+            "expected a Pod, a Job, a Deployment or another object with a template of pods",
+        )),
+        n => Err((format!("{n} of its objects make pods"), "ask about one at a time")),
+    }
 }
 
 impl Pods {
@@ -131,6 +155,9 @@ mod tests {
                           "spec": {"jobTemplate": {"spec": {"template": template}}}});
         let made = pods(&cron).unwrap();
         assert_eq!((made.count, &made.pod["metadata"]["labels"]["a"]), (1, &json!("b")));
+        let there = pods(&json!({"kind": "Job", "metadata": {"name": "t", "namespace": "ml"},
+                                 "spec": {"template": template}}));
+        assert_eq!(there.unwrap().pod["metadata"]["namespace"], "ml");
         assert_eq!(pods(&json!({"kind": "Service", "spec": {"ports": []}})), None);
     }
 

@@ -4,6 +4,7 @@
 //! scheduler that starts knows nothing but what pods and nodes say, and decides nothing before it
 //! has seen all of them.
 
+mod board;
 mod lease;
 mod metrics;
 mod resources;
@@ -13,6 +14,7 @@ mod write;
 
 pub use lease::Election;
 
+use crate::board::written::{self, Written};
 use crate::client::{Access, Error, client};
 use crate::objects::Pod;
 use crate::world::{Answer, PodRef, Settings, World, Write};
@@ -42,6 +44,8 @@ pub struct Options {
     pub settings: Settings,
     /// Where it answers over HTTP.
     pub listen: Option<SocketAddr>,
+    /// Where it serves the dashboard, an address of this machine.
+    pub dashboard: Option<SocketAddr>,
     /// How it elects a leader; none = it is the only scheduler.
     pub election: Option<Election>,
     /// Most writes that are under way at a time.
@@ -56,6 +60,8 @@ const MOST_SIDE: usize = 20_000;
 const SIDE_IN_FLIGHT: usize = 4;
 /// Most news that are looked at before it is decided.
 const AT_ONCE: usize = 4096;
+/// Most pods outside of the engine of which the dashboard is told.
+const MOST_OUTSIDE: usize = 1000;
 /// The least pause between two decisions: what arrives meanwhile is decided together.
 const GATHER: Duration = Duration::from_millis(2);
 
@@ -79,9 +85,13 @@ pub async fn run(
     let (to_asks, mut asks) = mpsc::channel(16);
     if let Some(at) = options.listen {
         let at = status::serve(at, to_asks.clone()).await?;
-        told(&format!("http://{at}: /healthz, /readyz, /metrics, /debug/snapshot"));
+        told(&format!("http://{at}: /healthz, /readyz, /metrics, /debug"));
     }
     let mut ended = std::pin::pin!(ended);
+    if let Some(at) = options.dashboard {
+        let at = board::serve(at, client.clone(), to_asks.clone())?;
+        told(&format!("dashboard: {at}"));
+    }
     let held = match &options.election {
         None => None,
         Some(election) => {
@@ -132,6 +142,7 @@ fn answer_idle(ask: Ask) {
         Ask::Ready(to) => drop(to.send(Ok("ok: another scheduler leads".into()))),
         Ask::Metrics(to) => drop(to.send(Metrics::new("").page(None, 0))),
         Ask::Snapshot(to) => drop(to.send(Vec::new())),
+        Ask::Journal(_, to) => drop(to.send(Err("another scheduler leads".into()))),
     }
 }
 
@@ -484,6 +495,15 @@ impl Leader {
                 drop(to.send(self.metrics.page(Some(&self.world), self.term)));
             }
             Ask::Snapshot(to) => drop(to.send(self.world.snapshot(self.now()))),
+            Ask::Journal(from, to) => {
+                let part = self.world.counts().parts;
+                let piece = |read: &mut dyn FnMut(&[u8])| self.world.read_journal(read);
+                let mut written = Written::of(piece, (self.term, part), from, self.now());
+                if let (Ok(written), written::NOW) = (&mut written, from) {
+                    written.outside.extend(self.world.outside().take(MOST_OUTSIDE));
+                }
+                drop(to.send(written));
+            }
         }
     }
 }

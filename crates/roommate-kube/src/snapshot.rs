@@ -1,7 +1,7 @@
 //! A snapshot of the scheduler: its journal, read into the engine that wrote it and the names of
 //! what it decides about.
 
-mod fetch;
+pub(crate) mod fetch;
 
 pub use fetch::{Scheduler, fetch};
 
@@ -13,6 +13,7 @@ use roommate_core::journal::{
     CLUSTER, Head, JobLine, JournalError, Observer, ProfileLine, TeamLine, read,
 };
 use roommate_core::time::Time;
+use std::collections::BTreeMap;
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -136,6 +137,12 @@ impl Snapshot {
         let state = self.engine.state();
         let node = state.gpu(gpu).node;
         (node, (gpu.0 - state.node(node).first.0) as u16)
+    }
+
+    /// The first GPU of each node.
+    pub(crate) fn first_gpus(&self) -> BTreeMap<String, u32> {
+        let nodes = self.head.nodes.iter().zip(&self.engine.state().nodes);
+        nodes.map(|(name, node)| (name.clone(), node.first.0)).collect()
     }
 
     /// Each node with the group that describes it.

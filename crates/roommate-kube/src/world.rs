@@ -29,6 +29,7 @@ pub use queue::{Grant, QueueReport};
 pub(crate) use reconcile::gang_of;
 
 use crate::assignment::{Applied, Assignment};
+use crate::board::written::Outside;
 use crate::constraint::selects;
 use crate::ledger::{Hold, Ledger, Limits};
 use crate::names;
@@ -446,6 +447,24 @@ impl World {
     /// The journal of the current part: `roommate replay` decides it again.
     pub fn journal(&self) -> Vec<u8> {
         self.part.as_ref().map(Part::journal).unwrap_or_default()
+    }
+
+    /// What waits and the engine does not know of.
+    pub(crate) fn outside(&self) -> impl Iterator<Item = Outside> {
+        let waits = |work: &&Work| work.job.is_none() && !work.over;
+        self.works.iter().flatten().filter(waits).filter_map(|work| {
+            let (name, since_s) = (work.name.clone(), work.since.secs());
+            let gpus = work.request.as_ref()?.gpus.saturating_mul(work.size);
+            let why = work.explained.as_ref()?.1.clone();
+            Some(Outside { name, gpus, since_s, why })
+        })
+    }
+
+    /// Looks at it where it is.
+    pub(crate) fn read_journal(&self, read: &mut dyn FnMut(&[u8])) {
+        if let Some(part) = &self.part {
+            part.read_journal(read);
+        }
     }
 
     /// The same with an end line that says how late it is: nothing may have happened for long.

@@ -9,9 +9,10 @@
 //! - The page is static and part of the program. It asks for everything with a token, in requests
 //!   of [`crate::api::http`].
 //! - A feed looks once for all viewers who see the same, and only while there are any.
-//! - [`viewer`] serves the page from a client of a daemon, or of journals.
+//! - [`viewer`] serves the page from a client of a daemon, of journals, or of another live world:
+//!   the scheduler of a cluster.
 
-pub(crate) mod feed;
+pub mod feed;
 pub(crate) mod recent;
 pub mod viewer;
 

@@ -46,6 +46,10 @@ const BEAT: Duration = Duration::from_secs(5);
 pub(crate) trait Site: Send + Sync + 'static {
     /// The user to whom a token belongs.
     fn caller(&self, token: &str) -> Option<Caller>;
+    /// What somebody can do who has no token.
+    fn without_token(&self) -> String {
+        "send `Authorization: Bearer TOKEN`; `roommate token create` makes one".into()
+    }
     /// Whether the user may not make this request.
     fn refuses(&self, request: &Request, caller: &Caller) -> bool;
     /// Takes a place for a request of this length, or says why there is none.
@@ -325,9 +329,8 @@ fn converse(
     }
     let token = asked.bearer.clone().unwrap_or_default();
     let Some(caller) = site.caller(&token) else {
-        let hint = "send `Authorization: Bearer TOKEN`; `roommate token create` makes one";
         let what = "the token is missing, wrong, expired or revoked";
-        let mut answer = Answer::no(401, what, Some(hint));
+        let mut answer = Answer::no(401, what, Some(&site.without_token()));
         answer.header = Some("WWW-Authenticate: Bearer");
         return Err(answer);
     };

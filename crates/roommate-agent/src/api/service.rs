@@ -6,7 +6,7 @@ use crate::api::Call;
 use crate::api::caller::{Caller, Mode, Scope};
 use crate::api::connections::{Admission, Admitted};
 use crate::api::control::{Draft, LARGE_REQUEST, LONGEST_PIECE, Reply, Request, Submit, Then};
-use crate::api::dashboard::feed::Feed;
+use crate::api::dashboard::feed::{Ask, Feed};
 use crate::api::http::Site;
 use crate::api::job_file::JobFile;
 use crate::api::tokens::Tokens;
@@ -95,10 +95,11 @@ impl Service {
         let mut feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
         let feed = feeds.entry(key).or_insert_with(|| {
             let (service, caller): (Weak<Self>, _) = (Arc::downgrade(self), caller.clone());
-            Feed::new(Box::new(move |request| {
+            let ask: Ask = Box::new(move |request| {
                 let service = service.upgrade().ok_or_else(about_to_end)?;
                 Ok(service.answer(request.clone(), caller.clone()))
-            }))
+            });
+            Feed::new(Arc::new(ask))
         });
         Arc::clone(feed)
     }

@@ -8,7 +8,7 @@ use crate::idx::{GpuIdx, IdxVec, JobIdx, ProfileIdx};
 use crate::job::Class;
 use crate::journal::explain::set_by_user;
 use crate::journal::replay::Replay;
-use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
+use crate::journal::{CLUSTER, Head, JobLine, Observer, ProfileLine, StepView};
 use crate::knobs::Knobs;
 use crate::performance::pairs::{self, Slowdown};
 use crate::reason::Reason;
@@ -194,6 +194,8 @@ pub struct Timeline {
     profiles: IdxVec<ProfileIdx, String>,
     /// The engine beside, of which beliefs are asked.
     replay: Option<Replay>,
+    /// Whether services report in samples alone: on a cluster nobody else counts their requests.
+    only_samples: bool,
     /// What was told last of each job's slowdown.
     believed: IdxVec<JobIdx, Option<Slowdown>>,
     /// Lines that were not taken yet.
@@ -227,6 +229,10 @@ impl Timeline {
             Event::Noted { reason, .. } => self.note(reason),
             Event::Held { held, .. } => What::Set { held: Some(*held), why: set_by_user(fact, by) },
             Event::Resized { .. } => What::Set { held: None, why: set_by_user(fact, by) },
+            Event::Sampled { sample, .. } if self.only_samples && sample.p99_us > 0 => {
+                let p99_ms = f64::from(sample.p99_us) / 1e3;
+                What::Served { requests: 0, late: 0, p50_ms: 0.0, p99_ms }
+            }
             Event::Sampled { sample, .. } if sample.step_s > 0.0 && !sample.alone => {
                 self.sample(job, sample)
             }
@@ -313,7 +319,8 @@ impl Observer for Timeline {
     fn head(&mut self, head: &Head) {
         let fresh = self.replay.is_some().then(Replay::default);
         let lines = std::mem::take(&mut self.lines);
-        *self = Self { replay: fresh, lines, ..Self::default() };
+        let only_samples = head.world == CLUSTER;
+        *self = Self { replay: fresh, lines, only_samples, ..Self::default() };
         if let Some(replay) = &mut self.replay {
             replay.head(head);
         }

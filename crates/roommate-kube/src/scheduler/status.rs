@@ -3,9 +3,11 @@
 //! `/debug/` is for this machine only: `kubectl port-forward` ends on it, and whom the API server
 //! lets forward ports may read names of pods.
 
+use crate::board::written::{self, Written};
 use crate::client::Error;
 use crate::pages::{self, Page, ask, page};
 use http::StatusCode;
+use roommate_agent::process::rotated_file::Place;
 use std::net::SocketAddr;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
@@ -18,6 +20,8 @@ pub(super) enum Ask {
     Metrics(oneshot::Sender<String>),
     /// The journal of all decisions since the nodes changed last.
     Snapshot(oneshot::Sender<Vec<u8>>),
+    /// What was written of that journal from a place on.
+    Journal(Place, oneshot::Sender<Result<Written, String>>),
 }
 
 /// Listens and answers from now on.
@@ -40,7 +44,7 @@ async fn answer(path: String, peer: SocketAddr, asks: Sender<Ask>) -> Page {
             Some(text) => pages::metrics(text),
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
         },
-        "/debug/snapshot" if !peer.ip().is_loopback() => page(
+        path if path.starts_with("/debug/") && !peer.ip().is_loopback() => page(
             StatusCode::FORBIDDEN,
             "only from this machine: use kubectl port-forward, or kubectl roommate snapshot\n",
         ),
@@ -52,9 +56,27 @@ async fn answer(path: String, peer: SocketAddr, asks: Sender<Ask>) -> Page {
             ),
             None => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
         },
+        path if path.starts_with(written::PATH) => journal(path, &asks).await,
         _ => page(
             StatusCode::NOT_FOUND,
-            "there are /healthz, /readyz, /metrics and /debug/snapshot\n",
+            "there are /healthz, /readyz, /metrics, /debug/snapshot and /debug/journal/PART/AT\n",
         ),
+    }
+}
+
+/// A piece of the journal as JSON.
+async fn journal(path: &str, asks: &Sender<Ask>) -> Page {
+    let Some(from) = written::place(path) else {
+        return page(StatusCode::BAD_REQUEST, "expected /debug/journal/PART/AT with two numbers\n");
+    };
+    let (answer, answered) = oneshot::channel();
+    let sent = asks.send(Ask::Journal(from, answer)).await;
+    match (sent, answered.await) {
+        (Ok(()), Ok(Ok(written))) => match serde_json::to_vec(&written) {
+            Ok(text) => page(StatusCode::OK, text),
+            Err(e) => page(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()),
+        },
+        (Ok(()), Ok(Err(why))) => page(StatusCode::NOT_FOUND, why + "\n"),
+        _ => page(StatusCode::SERVICE_UNAVAILABLE, "the scheduler does not answer\n"),
     }
 }

@@ -23,6 +23,7 @@ pub enum Scheduler {
     Leader(String, String),
 }
 
+const SNAPSHOT: &str = "/debug/snapshot";
 /// The port on which schedulers answer.
 const PORT: u16 = 10261;
 /// How long a scheduler may take for its snapshot.
@@ -37,20 +38,46 @@ pub async fn fetch(
     scheduler: &Scheduler,
 ) -> Result<Vec<u8>, Error> {
     match scheduler {
-        Scheduler::At(address) => page(address).await.map_err(|e| unreachable(address, &e)),
+        Scheduler::At(address) => {
+            page(address, SNAPSHOT).await.map_err(|e| unreachable(address, &e))
+        }
         Scheduler::Leader(namespace, lease) => {
-            let (namespace, pod) = leader(client, namespace, lease).await?;
-            let named = format!("pod {namespace}/{pod}");
-            let (mut child, address) = forward(access, &namespace, &pod).await?;
-            let page = page(&address).await.map_err(|e| unreachable(&named, &e));
+            let mut forwarded = Forwarded::to_leader(client, access, namespace, lease).await?;
+            let page = forwarded.page(SNAPSHOT).await;
             // It ends with its parent anyway; this way it is not left behind as a zombie.
-            child.kill().await.unwrap_or_default();
+            forwarded.child.kill().await.unwrap_or_default();
             page
         }
     }
 }
 
-fn unreachable(what: &str, why: &str) -> Error {
+/// A port of this machine that is forwarded to the scheduler that leads, as long as this exists.
+pub(crate) struct Forwarded {
+    child: Child,
+    address: String,
+    pod: String,
+}
+
+impl Forwarded {
+    /// Forwards a port to the pod that holds a lease.
+    pub(crate) async fn to_leader(
+        client: &Client,
+        access: &Access,
+        namespace: &str,
+        lease: &str,
+    ) -> Result<Self, Error> {
+        let (namespace, pod) = leader(client, namespace, lease).await?;
+        let (child, address) = forward(access, &namespace, &pod).await?;
+        Ok(Self { child, address, pod: format!("pod {namespace}/{pod}") })
+    }
+
+    /// What the scheduler answers at a path.
+    pub(crate) async fn page(&self, path: &str) -> Result<Vec<u8>, Error> {
+        page(&self.address, path).await.map_err(|e| unreachable(&self.pod, &e))
+    }
+}
+
+pub(crate) fn unreachable(what: &str, why: &str) -> Error {
     Error::Other(format!("scheduler at {what}: {why}"))
 }
 
@@ -122,15 +149,15 @@ async fn forward(access: &Access, namespace: &str, pod: &str) -> Result<(Child, 
     }
 }
 
-/// The snapshot of the scheduler at an address.
-async fn page(address: &str) -> Result<Vec<u8>, String> {
+/// What the scheduler at an address answers at a path.
+pub(crate) async fn page(address: &str, path: &str) -> Result<Vec<u8>, String> {
     let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
     let asked = async {
         let stream = TcpStream::connect(address).await.map_err(|e| e.to_string())?;
         let http = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = http.map_err(|e| e.to_string())?;
         tokio::spawn(connection);
-        let request = Request::get("/debug/snapshot").header("host", address);
+        let request = Request::get(path).header("host", address);
         let request = request.body(Empty::<Bytes>::new()).map_err(|e| e.to_string())?;
         let answer = sender.send_request(request).await.map_err(|e| e.to_string())?;
         let ok = answer.status().is_success();

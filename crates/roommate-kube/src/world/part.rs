@@ -289,6 +289,11 @@ impl Part {
         self.log.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
+    /// Looks at it where it is.
+    pub(super) fn read_journal(&self, read: &mut dyn FnMut(&[u8])) {
+        read(&self.log.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    }
+
     /// Its length in bytes.
     pub(super) fn length(&self) -> usize {
         self.log.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).len()

@@ -3,7 +3,7 @@
 mod user;
 
 pub(crate) use user::{
-    Explain, Namespace, OnPod, Resize, Shown, Snapshot, SnapshotArgs, User, WhatIf, Who,
+    Explain, Namespace, OnPod, Resize, Shown, Snapshot, SnapshotArgs, Ui, User, WhatIf, Who,
 };
 
 use super::Output;
@@ -75,6 +75,10 @@ pub(crate) struct Scheduler {
     #[arg(long, default_value = "127.0.0.1:10261", value_name = "ADDRESS")]
     #[arg(value_parser = address)]
     pub(crate) listen: Address,
+    /// Address of this machine for the dashboard, which asks for a token of the cluster; `none` =
+    /// no address
+    #[arg(long, default_value = "none", value_name = "ADDRESS", value_parser = address)]
+    pub(crate) dashboard: Address,
     /// Namespace of the lease by which schedulers elect their leader
     #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
     pub(crate) lease_namespace: String,

@@ -231,19 +231,34 @@ pub(crate) struct Top {
     pub(crate) at: At,
 }
 
-#[derive(Args, Debug)]
-pub(crate) struct Ui {
-    /// Journals to show instead of a daemon; two are shown side by side
-    #[arg(value_name = "JOURNAL", num_args = 0..=2)]
-    pub(crate) journals: Vec<PathBuf>,
+/// Where the dashboard is served.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Page {
     /// Address of this machine at which the page is served; port 0 selects a free port
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
     /// Print the address of the page, and do not open a browser
     #[arg(long)]
     pub(crate) no_open: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Ui {
+    /// Journals to show instead of a daemon, two of them side by side; with --policies, the trace
+    /// to simulate (a small synthetic one, unless given)
+    #[arg(value_name = "FILE", num_args = 0..=2)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Simulate one policy, or two that are shown side by side
+    #[arg(long, short, visible_alias = "policy", value_delimiter = ',', value_name = "NAME,...")]
+    pub(crate) policies: Vec<String>,
+    #[command(flatten)]
+    pub(crate) page: Page,
     #[command(flatten)]
     pub(crate) at: At,
+    #[command(flatten, next_help_heading = "Of a simulation")]
+    pub(crate) input: super::TraceInput,
+    #[command(flatten, next_help_heading = "Of a simulation")]
+    pub(crate) world: super::WorldArgs,
 }
 
 fn size(text: &str) -> Result<(u16, u16), String> {

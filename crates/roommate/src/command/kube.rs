@@ -62,6 +62,7 @@ fn schedule(args: &Scheduler) -> anyhow::Result<ExitCode> {
             ..usual
         },
         listen: args.listen.0,
+        dashboard: args.dashboard.0,
         election: (!args.no_leader_election).then(|| Election {
             namespace: args.lease_namespace.clone(),
             name: args.lease_name.clone(),

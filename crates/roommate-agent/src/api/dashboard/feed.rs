@@ -1,7 +1,8 @@
-//! The feed of a daemon: one look a second for all viewers who see the same, sent to each of them.
+//! The feed of a live world: one look a second for all viewers who see the same, sent to each of
+//! them.
 //!
-//! A look asks for what everybody may ask: the machine, the jobs, and the journal where that is
-//! allowed. What changed is written once, as one message. Without viewers nobody looks.
+//! A look asks for the world, its jobs, and the journal where that is allowed. What changed is
+//! written once, as one message. Without viewers nobody looks.
 
 use crate::AgentError;
 use crate::api::control::{JobView, MachineView, Reply, Request};
@@ -31,12 +32,50 @@ const MOST_UNSENT: usize = 32;
 /// Most jobs that have ended of which a page is told.
 const MOST_ENDED: usize = 200;
 
+/// A world that is looked at while it lives.
+pub trait Watched: Send + Sync {
+    /// Its time in seconds, and what it says of itself, in fields that do not change all the time.
+    fn world(&self) -> Result<(f64, serde_json::Value), AgentError>;
+    /// What is known of its jobs besides the journal.
+    fn jobs(&self) -> Result<Vec<JobView>, AgentError>;
+    /// A piece of its journal from a place on, and the place behind it. Behind all parts comes the
+    /// beginning of the one that grows; no bytes means that nothing more has been written yet.
+    fn journal(&self, from: Place) -> Result<(Vec<u8>, Place), AgentError>;
+    /// What reads the journal for pages.
+    fn timeline(&self) -> Timeline {
+        Timeline::default()
+    }
+}
+
 /// How a daemon is asked.
 pub(crate) type Ask = Box<dyn Fn(&Request) -> Result<Reply, AgentError> + Send + Sync>;
 
+impl Watched for Ask {
+    fn world(&self) -> Result<(f64, serde_json::Value), AgentError> {
+        match self(&Request::Machine {})? {
+            Reply::Machine(machine) => Ok((machine.up_s.get(), shown(*machine))),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    fn jobs(&self) -> Result<Vec<JobView>, AgentError> {
+        match self(&Request::Ps {})? {
+            Reply::Jobs(jobs) => Ok(jobs),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    fn journal(&self, from: Place) -> Result<(Vec<u8>, Place), AgentError> {
+        match self(&Request::Journal { from })? {
+            Reply::Piece { bytes, next } => Ok((bytes.into(), next)),
+            other => Err(unexpected(other)),
+        }
+    }
+}
+
 /// The feed of all who see the same.
 pub(crate) struct Feed {
-    ask: Ask,
+    of: Arc<dyn Watched>,
     seen: Mutex<Seen>,
 }
 
@@ -81,12 +120,9 @@ impl Default for Pieces {
 
 impl Pieces {
     /// Reads all that has been written since.
-    fn read(&mut self, ask: &Ask, to: &mut dyn Observer) -> Result<(), AgentError> {
+    fn read(&mut self, of: &dyn Watched, to: &mut dyn Observer) -> Result<(), AgentError> {
         loop {
-            let (bytes, next) = match ask(&Request::Journal { from: self.place })? {
-                Reply::Piece { bytes, next } => (Vec::from(bytes), next),
-                other => return Err(unexpected(other)),
-            };
+            let (bytes, next) = of.journal(self.place)?;
             if bytes.is_empty() {
                 return Ok(());
             }
@@ -176,8 +212,10 @@ impl Message<'_> {
 }
 
 impl Feed {
-    pub(crate) fn new(ask: Ask) -> Arc<Self> {
-        Arc::new(Self { ask, seen: Mutex::new(Seen::default()) })
+    pub(crate) fn new(of: Arc<dyn Watched>) -> Arc<Self> {
+        let journal = Journal { timeline: of.timeline(), ..Journal::default() };
+        let seen = Seen { journal, ..Seen::default() };
+        Arc::new(Self { of, seen: Mutex::new(seen) })
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -247,7 +285,8 @@ impl Feed {
 
     /// Takes in what changed; returns the message that says it.
     fn look(&self, seen: &mut Seen) -> Option<Arc<str>> {
-        let (machine, jobs) = match self.machine().and_then(|m| Ok((m, self.jobs()?))) {
+        let looked = self.of.world().and_then(|world| Ok((world, self.of.jobs()?)));
+        let ((now_s, machine), jobs) = match looked {
             Ok(both) => both,
             Err(error) => {
                 let lost = Some(error.to_string());
@@ -257,9 +296,8 @@ impl Feed {
         self.read_journal(&mut seen.journal);
         let lines = mem::take(&mut seen.journal.timeline.lines);
         lines.iter().for_each(|line| seen.journal.recent.add(line.clone()));
-        seen.now_s = machine.up_s.get();
+        seen.now_s = now_s;
         seen.journal.recent.forget(seen.now_s);
-        let machine = shown(machine);
         let is_new = seen.machine.as_ref() != Some(&machine);
         seen.machine = Some(machine);
         let (changed, gone) = seen.take_jobs(jobs);
@@ -273,26 +311,12 @@ impl Feed {
         (!message.is_empty()).then(|| message.text())
     }
 
-    fn machine(&self) -> Result<MachineView, AgentError> {
-        match (self.ask)(&Request::Machine {})? {
-            Reply::Machine(machine) => Ok(*machine),
-            other => Err(unexpected(other)),
-        }
-    }
-
-    fn jobs(&self) -> Result<Vec<JobView>, AgentError> {
-        match (self.ask)(&Request::Ps {})? {
-            Reply::Jobs(jobs) => Ok(jobs),
-            other => Err(unexpected(other)),
-        }
-    }
-
     fn read_journal(&self, journal: &mut Journal) {
         if journal.refused.is_some() {
             return;
         }
         // Whatever else happens, happens to other requests too.
-        let read = journal.pieces.read(&self.ask, &mut journal.timeline);
+        let read = journal.pieces.read(&*self.of, &mut journal.timeline);
         if let Err(AgentError::Refused { what, .. }) = read {
             journal.refused = Some(what);
         }
@@ -301,7 +325,7 @@ impl Feed {
     /// Seconds until jobs that wait would start.
     fn foresee(&self, now_s: f64) -> Option<BTreeMap<String, Number>> {
         let mut forecast = Forecast::default();
-        Pieces::default().read(&self.ask, &mut forecast).ok()?;
+        Pieces::default().read(&*self.of, &mut forecast).ok()?;
         forecast.starts(Time::from_secs(now_s)).ok()
     }
 }

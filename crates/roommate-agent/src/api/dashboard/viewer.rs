@@ -1,5 +1,5 @@
 //! The dashboard of a client: the page on this machine alone, of a daemon that is reached through
-//! its socket or over HTTPS, or of journals.
+//! its socket or over HTTPS, of another live world, or of journals.
 //!
 //! Requests of the page are carried out with the rights of the client. Whoever else can connect to
 //! the port has no token, and gets nothing.
@@ -9,7 +9,7 @@ use crate::api::caller::{Caller, Mode};
 use crate::api::client::Client;
 use crate::api::connections::Admitted;
 use crate::api::control::{self, Draft, Reply, Request, Submit, Then};
-use crate::api::dashboard::feed::Feed;
+use crate::api::dashboard::feed::{Feed, Watched};
 use crate::api::http::{Http, Listening, Site};
 use crate::api::job_file::JobFile;
 use crate::api::tokens;
@@ -35,12 +35,29 @@ pub struct Recording {
     pub metrics: Vec<serde_json::Value>,
 }
 
+/// A live world that answers some requests of the page. It names their verbs in the field `verbs`
+/// of what it says of itself; the page then offers no others.
+pub trait Live: Watched + 'static {
+    /// Answers a request.
+    fn answer(&self, request: Request) -> Result<Reply, AgentError>;
+}
+
 /// What is shown.
 pub enum Shown {
     /// A daemon, and how its client makes a submission of a job file.
     Daemon(Client, Box<dyn Fn(JobFile) -> Submit + Send + Sync>),
+    /// Another live world.
+    Live(Arc<dyn Live>),
     /// One journal, or several side by side.
     Journals(Vec<Recording>),
+}
+
+/// Who may see the page.
+pub enum Keys {
+    /// Whoever has the token that this process makes; [`Viewer::link`] contains it.
+    Own,
+    /// Whoever has a token that is accepted here, and what to do without.
+    Others(Box<dyn Fn(&str) -> bool + Send + Sync>, String),
 }
 
 /// A page that is served until the process ends.
@@ -52,13 +69,14 @@ pub struct Viewer {
 /// What the page asks for.
 struct Viewed {
     token: String,
+    keys: Keys,
     shown: Shown,
     feed: Mutex<Option<Arc<Feed>>>,
 }
 
 impl Viewer {
     /// Listens at an address of this machine; port 0 = any that is free.
-    pub fn at(at: SocketAddr, shown: Shown) -> Result<Self, AgentError> {
+    pub fn at(at: SocketAddr, shown: Shown, keys: Keys) -> Result<Self, AgentError> {
         if !at.ip().is_loopback() {
             let what = format!("{} can be reached from other machines", at.ip());
             let hint = "use 127.0.0.1; `roommate up --http` serves the page to other machines";
@@ -67,7 +85,12 @@ impl Viewer {
         // The state is that of the certificate, and there is none.
         let listening = Listening::at(Http { at, plain: true }, &Paths::usual(), &RealDisk)?;
         let (token, feed) = (tokens::secret()?, Mutex::default());
-        Ok(Self { listening, site: Arc::new(Viewed { token, shown, feed }) })
+        Ok(Self { listening, site: Arc::new(Viewed { token, keys, shown, feed }) })
+    }
+
+    /// The address without a token.
+    pub fn url(&self) -> String {
+        self.listening.url()
     }
 
     /// The address with the token, as a browser opens it. What is behind `#` is never sent.
@@ -117,10 +140,23 @@ impl Recording {
 }
 
 impl Viewed {
+    /// A new viewer of the feed, which is the same for all.
+    fn join(
+        &self,
+        of: impl FnOnce() -> Arc<dyn Watched>,
+    ) -> Result<Receiver<Arc<str>>, AgentError> {
+        let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
+        feed.get_or_insert_with(|| Feed::new(of())).join().map_err(control::lost)
+    }
+
     fn relay(&self, request: Request) -> Result<Reply, AgentError> {
-        let Shown::Daemon(client, prepare) = &self.shown else {
-            let what = "a journal is over: nothing can be done to its jobs";
-            return Err(AgentError::refused(what, "`roommate ui` shows a daemon"));
+        let (client, prepare) = match &self.shown {
+            Shown::Daemon(client, prepare) => (client, prepare),
+            Shown::Live(live) => return live.answer(request),
+            Shown::Journals(_) => {
+                let what = "a journal is over: nothing can be done to its jobs";
+                return Err(AgentError::refused(what, "`roommate ui` shows a daemon"));
+            }
         };
         let Request::Draft(draft) = request else { return client.ask(&request) };
         let Draft { text, then, key, workdir } = *draft;
@@ -137,7 +173,18 @@ impl Viewed {
 
 impl Site for Viewed {
     fn caller(&self, token: &str) -> Option<Caller> {
-        tokens::same(self.token.as_bytes(), token.as_bytes()).then(Caller::this)
+        let knows = match &self.keys {
+            Keys::Own => tokens::same(self.token.as_bytes(), token.as_bytes()),
+            Keys::Others(knows, _) => knows(token),
+        };
+        knows.then(Caller::this)
+    }
+
+    fn without_token(&self) -> String {
+        match &self.keys {
+            Keys::Own => "`roommate ui` prints an address with the token".into(),
+            Keys::Others(_, hint) => hint.clone(),
+        }
     }
 
     fn refuses(&self, request: &Request, caller: &Caller) -> bool {
@@ -162,11 +209,8 @@ impl Site for Viewed {
                 })?;
                 Ok(recording.messages((number, of)))
             }
-            Shown::Daemon(client, _) => {
-                let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
-                let feed = feed.get_or_insert_with(|| Feed::new(ask_with(client.clone())));
-                feed.join().map_err(control::lost)
-            }
+            Shown::Daemon(client, _) => self.join(|| Arc::new(ask_with(client.clone()))),
+            Shown::Live(live) => self.join(|| Arc::clone(live) as Arc<dyn Watched>),
         }
     }
 }

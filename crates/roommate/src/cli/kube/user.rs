@@ -22,6 +22,8 @@ pub(crate) enum User {
     WhatIf(WhatIf),
     /// Print the journal of the scheduler's decisions; `roommate replay` decides them again
     Snapshot(Snapshot),
+    /// Show the dashboard of the cluster in a browser, until Ctrl-C
+    Ui(Ui),
 }
 
 /// How to print something.
@@ -158,4 +160,15 @@ pub(crate) struct Snapshot {
     pub(crate) cluster: Cluster,
     #[command(flatten)]
     pub(crate) from: SnapshotArgs,
+}
+
+/// Flags of `ui`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Ui {
+    #[command(flatten)]
+    pub(crate) cluster: Cluster,
+    #[command(flatten)]
+    pub(crate) from: SnapshotArgs,
+    #[command(flatten)]
+    pub(crate) page: crate::cli::machine::Page,
 }

@@ -1,13 +1,18 @@
 //! The commands for users of a cluster: what they ask of the API server and of the scheduler.
 
-use super::{runtime, screens, what_if};
+use super::super::ui::{recording, serve};
+use super::{runtime, screens, until, what_if};
 use crate::cli::kube::{
-    Explain, Namespace, OnPod, Resize, Shown, Snapshot, SnapshotArgs, User, Who,
+    Explain, Namespace, OnPod, Resize, Shown as Format, Snapshot, SnapshotArgs, Ui, User, Who,
 };
 use crate::{ANSWER_NO, console, table};
 use anyhow::Context;
+use roommate_agent::api::dashboard::feed::Watched as _;
+use roommate_agent::api::dashboard::viewer::{Live, Shown};
+use roommate_agent::process::signal;
 use roommate_core::journal;
 use roommate_core::journal::explain;
+use roommate_kube::board::Board;
 use roommate_kube::client::{self, Access, Client, Failure};
 use roommate_kube::snapshot;
 use roommate_kube::story::{Story, name_in_journal};
@@ -15,6 +20,12 @@ use roommate_kube::view::{self, View};
 use serde::Serialize;
 use serde_json::json;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What to do where no scheduler answers.
+const UNREACHED: &str = "--scheduler ADDRESS names one that can be reached from here, --snapshot FILE \
+                         a snapshot that was saved before, --lease the lease of another installation";
 
 pub(super) fn run(command: User) -> anyhow::Result<ExitCode> {
     match command {
@@ -25,6 +36,7 @@ pub(super) fn run(command: User) -> anyhow::Result<ExitCode> {
         User::Resize(args) => runtime()?.block_on(resize(&args)),
         User::WhatIf(args) => runtime()?.block_on(what_if::run(&args)),
         User::Snapshot(args) => runtime()?.block_on(print_snapshot(&args)),
+        User::Ui(args) => ui(&args),
     }
 }
 
@@ -54,9 +66,9 @@ async fn top(args: &Who) -> anyhow::Result<ExitCode> {
         Err(error) => console::say_lines(&format!("note: idle GPUs are not shown: {error}")),
     }
     match args.output {
-        Shown::Json => print_json(&view)?,
+        Format::Json => print_json(&view)?,
         shown => {
-            console::print(&screens::top(&view, shown == Shown::Wide))?;
+            console::print(&screens::top(&view, shown == Format::Wide))?;
             console::say(&screens::summary(&view));
         }
     }
@@ -66,9 +78,9 @@ async fn top(args: &Who) -> anyhow::Result<ExitCode> {
 async fn queue(args: &Who) -> anyhow::Result<ExitCode> {
     let (_, view) = view(args).await?;
     match args.output {
-        Shown::Json => print_json(&view.waiting)?,
+        Format::Json => print_json(&view.waiting)?,
         _ if view.waiting.is_empty() => console::say("no pod waits for GPUs"),
-        shown => console::print(&screens::queue(&view.waiting, shown == Shown::Wide))?,
+        shown => console::print(&screens::queue(&view.waiting, shown == Format::Wide))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -78,7 +90,7 @@ async fn why(args: &OnPod) -> anyhow::Result<ExitCode> {
     let story = Story::read(&client, &namespace, &args.pod).await;
     let story = story.map_err(|failure| no_pod(&failure, &namespace, &args.pod))?;
     match args.output {
-        Shown::Json => print_json(&story)?,
+        Format::Json => print_json(&story)?,
         _ => console::print(&screens::story(&story))?,
     }
     Ok(ExitCode::SUCCESS)
@@ -115,11 +127,7 @@ pub(super) async fn snapshot_of(from: &SnapshotArgs, access: &Access) -> anyhow:
     }
     let client = client::client(access).await?;
     let fetched = snapshot::fetch(&client, access, &from.source()).await;
-    fetched.map_err(|error| {
-        let hint = "--scheduler ADDRESS names one that can be reached from here, --snapshot FILE a \
-                    snapshot that was saved before, --lease the lease of another installation";
-        console::advise(error.to_string(), hint)
-    })
+    fetched.map_err(|error| console::advise(error.to_string(), UNREACHED))
 }
 
 async fn print_snapshot(args: &Snapshot) -> anyhow::Result<ExitCode> {
@@ -161,7 +169,7 @@ async fn explain(args: &Explain) -> anyhow::Result<ExitCode> {
         console::say_lines(&format!("hint: {hint}"));
         return Ok(ExitCode::from(ANSWER_NO));
     }
-    if args.output == Shown::Json {
+    if args.output == Format::Json {
         let moments = story.moments.iter();
         let moments: Vec<_> =
             moments.map(|m| json!({ "at_s": m.at.secs(), "what": m.what })).collect();
@@ -171,6 +179,33 @@ async fn explain(args: &Explain) -> anyhow::Result<ExitCode> {
             story.moments.iter().map(|m| vec![format!("{:>8}", m.at.to_string()), m.what.clone()]);
         console::print(&screens::wrapped(&rows.collect::<Vec<_>>(), table::GAP))?;
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ui(args: &Ui) -> anyhow::Result<ExitCode> {
+    let wanted = signal::end_wanted()?;
+    let runtime = runtime()?;
+    let shown = if let Some(path) = &args.from.snapshot {
+        Shown::Journals(vec![recording(path)?])
+    } else {
+        let access = args.cluster.access();
+        let client = runtime.block_on(client::client(&access))?;
+        let handle = runtime.handle().clone();
+        let board = Arc::new(Board::of(client, access, args.from.source(), handle));
+        let shown = Shown::Live(Arc::clone(&board) as Arc<dyn Live>);
+        // Threads ask, while this one carries out what they ask for.
+        let asked = std::thread::spawn(move || board.world().map(|_| ()));
+        runtime.block_on(async {
+            while !asked.is_finished() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        let answered = asked.join().map_err(|_| anyhow::anyhow!("the scheduler was not asked"))?;
+        answered.map_err(|error| console::advise(error.to_string(), UNREACHED))?;
+        shown
+    };
+    serve(&args.page, shown)?;
+    runtime.block_on(until(wanted));
     Ok(ExitCode::SUCCESS)
 }
 

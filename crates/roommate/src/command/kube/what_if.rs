@@ -12,7 +12,6 @@ use roommate_kube::manifest::{self, Pods};
 use roommate_kube::names;
 use roommate_kube::snapshot::Snapshot;
 use roommate_kube::what_if::{self, Outcome, Slowdown, Verdict};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::Read;
 use std::process::ExitCode;
@@ -85,22 +84,7 @@ fn pods_of(args: &WhatIf) -> anyhow::Result<Pods> {
     } else {
         text = std::fs::read_to_string(&args.manifest).context(named.clone())?;
     }
-    let mut found = Vec::new();
-    for document in yaml_serde::Deserializer::from_str(&text) {
-        let value = Value::deserialize(document).context(named.clone())?;
-        found.extend(manifest::pods(&value));
-    }
-    match found.len() {
-        1 => Ok(found.remove(0)),
-        0 => Err(console::advise(
-            format!("{named}: it makes no pods"),
-            "expected a Pod, a Job, a Deployment or another object with a template of pods",
-        )),
-        n => Err(console::advise(
-            format!("{named}: {n} of its objects make pods"),
-            "ask about one at a time",
-        )),
-    }
+    manifest::read(&text).map_err(|(why, hint)| console::advise(format!("{named}: {why}"), hint))
 }
 
 /// The same pods as the webhook would admit them.

@@ -10,6 +10,10 @@ import { CLASSES, clock, el, span } from "./words.js";
 
 const $ = (selector) => document.querySelector(selector);
 const SPANS = [60, 300, 900, 3600, 6 * 3600, 86400];
+/** How far back a live run can be looked at: as far as a page that opens now is told. */
+const PAST_S = 900;
+/** The numbers of the slider. */
+const STEPS = 10000;
 /** Time between drawings of a live run. Lanes move by less than a pixel in it. */
 const LIVE_MS = 500;
 /** Time between updates of the text beside the lanes: nobody reads it faster. */
@@ -29,7 +33,8 @@ let told = 0, late = false;
 
 const shown = () => runs[0];
 const end = () => Math.max(...runs.map((run) => (run.live ? run.now() : run.end)), 1);
-const time = () => cursor ?? end();
+const begin = () => (shown().live ? Math.max(0, end() - PAST_S) : 0);
+const time = () => (cursor === null ? end() : Math.max(cursor, begin()));
 
 function theme(next) {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -51,7 +56,7 @@ function range() {
   if (wanted === 0 || wanted >= last && !shown().live) return [0, last * 1.002];
   if (cursor === null) return [Math.max(0, last - wanted), last];
   const from = Math.max(0, Math.min(cursor - wanted * 0.75, last - wanted));
-  return [from, from + wanted];
+  return [from, Math.min(from + wanted, Math.max(last, from + 1))];
 }
 
 function draw() {
@@ -74,17 +79,22 @@ function draw() {
   }
   const slider = $("#slider");
   if (!$("#transport").hidden) {
-    if (document.activeElement !== slider || playing) slider.value = String(Math.round((t / end()) * 10000));
-    $("#time").textContent = `${clock(run, t)} of ${span(end())}`;
-    slider.setAttribute("aria-valuetext", clock(run, t));
+    if (document.activeElement !== slider || playing || cursor === null) {
+      slider.value = String(Math.round(((t - begin()) / (end() - begin())) * STEPS));
+    }
+    const now = clock(run, t);
+    $("#time").textContent = !run.live ? `${now} of ${span(end())}` : cursor === null ? "now" : `${now}, ${span(end() - t)} ago`;
+    slider.setAttribute("aria-valuetext", now);
+    if (run.live) $("#play").textContent = cursor === null ? "Pause" : "Back to live";
   }
   link(run);
 }
 
 function link(run) {
   const said = $("#link");
-  said.className = run.lost ? "lost" : run.live ? "live" : "";
-  const text = run.lost ? `no answer: ${run.lost}` : run.live ? "live" : run.complete ? "journal" : "reads…";
+  said.className = run.lost ? "lost" : run.live && cursor === null ? "live" : "";
+  const live = cursor === null ? "live" : "paused";
+  const text = run.lost ? `no answer: ${run.lost}` : run.live ? live : run.complete ? "journal" : "reads…";
   if (said.textContent !== text) said.textContent = text;
   const about = [run.title, run.cluster, run.policy && `policy ${run.policy}`].filter(Boolean).join(" · ");
   if ($("#about").textContent !== about) $("#about").textContent = about;
@@ -108,9 +118,16 @@ function frame(now) {
   last = now;
   dirty = false;
   const began = performance.now();
-  if (runs.length > 0 && shown().gpus.length > 0) draw();
+  if (runs.length > 0 && (shown().gpus.length > 0 || shown().lost)) draw();
   frames.push(performance.now() - began);
   if (frames.length > 600) frames = frames.slice(-300);
+}
+
+/** Plays a journal, or pauses it; of a live run the present is left, or returned to. */
+function toggle() {
+  if (!shown().live) return play(!playing);
+  cursor = cursor === null ? end() : null;
+  dirty = true;
 }
 
 function play(on) {
@@ -155,13 +172,22 @@ function offerSpans(live) {
 async function follow(number) {
   const run = new Run();
   runs[number] = run;
+  if (number === 0) cursor = null;
   let of = 1;
   const take = (message) => {
     if (message.recording) [, of] = message.recording;
+    // Another scheduler leads, whose time began later.
+    if (run.live && message.now_s < run.end - 60) throw new Error("another run has begun");
+    const { layout } = run;
     run.take(message);
+    if (run.layout !== layout) charts.filter((made) => made.run === run).forEach((made) => { size(); made.size(); });
     if (run.gpus.length > 0 && !charts.some((made) => made.run === run)) {
       offerSpans(run.live);
-      $("#new").hidden = !run.live;
+      document.body.dataset.world = run.world;
+      $("#new").hidden = !run.offers("draft");
+      $("#new").textContent = run.offers("submit") ? "New job" : "What if?";
+      $("#transport").hidden = !run.live;
+      $("#speed").parentElement.hidden = run.live;
       if (run.live || number === 0) chart(run);
     }
     dirty = true;
@@ -196,11 +222,11 @@ async function recordings(of) {
 }
 
 /** Asks for a token where the address had none, or a wrong one. */
-function enter(why) {
+function enter({ message, hint }) {
   return new Promise((resolve) => {
     const given = el("input", { type: "password", autocomplete: "off", "aria-label": "Token" });
-    const box = el("dialog", { "aria-label": "Token" }, el("h2", {}, "Token"), el("p", {}, why),
-      el("p", { class: "hint" }, "`roommate token create` makes one, and `roommate ui` opens this page with one."),
+    const box = el("dialog", { "aria-label": "Token" }, el("h2", {}, "Token"), el("p", {}, `This page wants to know who asks: ${message}.`),
+      hint ? el("p", { class: "hint" }, hint) : "",
       el("form", { onsubmit: (event) => { event.preventDefault(); keep(given.value); box.remove(); resolve(); } },
         el("label", {}, "Token", given), el("div", { class: "act" }, el("button", { class: "main" }, "Open"))));
     box.addEventListener("cancel", (event) => event.preventDefault());
@@ -210,7 +236,7 @@ function enter(why) {
 }
 
 async function connect() {
-  if (!token()) await enter("This page belongs to a daemon, which wants to know who asks.");
+  token();
   let wait = 500;
   for (;;) {
     try {
@@ -220,7 +246,7 @@ async function connect() {
       wait = 500;
     } catch (error) {
       if (error instanceof Refused && error.status === 401) {
-        await enter("The token is missing, wrong, expired or revoked.");
+        await enter(error);
         continue;
       }
       if (shown()) shown().lost = error.message;
@@ -237,7 +263,7 @@ async function connect() {
 }
 
 function press(event) {
-  const typing = event.target.closest("input, textarea, select, dialog");
+  const typing = event.target.closest("input:not([type=range]), textarea, select, dialog");
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) panel.close();
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   const acts = {
@@ -245,7 +271,7 @@ function press(event) {
     t: switchTheme,
     "?": keys,
     n: () => { if (!$("#new").hidden) draft(shown()); },
-    " ": () => { if (!$("#transport").hidden && event.target.tagName !== "BUTTON") play(!playing); else return false; return true; },
+    " ": () => { if (!$("#transport").hidden && event.target.tagName !== "BUTTON") toggle(); else return false; return true; },
   };
   const did = acts[event.key]?.();
   if (acts[event.key] && did !== false) event.preventDefault();
@@ -276,11 +302,12 @@ function start() {
   $("#new").addEventListener("click", () => draft(shown()));
   $("#find").addEventListener("input", () => { dirty = true; });
   $("#span").addEventListener("change", (event) => { wanted = Number(event.target.value); dirty = true; });
-  $("#play").addEventListener("click", () => play(!playing));
+  $("#play").addEventListener("click", toggle);
   $("#speed").addEventListener("change", (event) => { speed = Number(event.target.value); });
   $("#slider").addEventListener("input", (event) => {
-    cursor = (Number(event.target.value) / 10000) * end();
-    if (shown().live && cursor >= end() - 1) cursor = null;
+    const part = Number(event.target.value) / STEPS;
+    cursor = begin() + part * (end() - begin());
+    if (shown().live && part === 1) cursor = null;
     dirty = true;
   });
   addEventListener("resize", () => { size(); dirty = true; });

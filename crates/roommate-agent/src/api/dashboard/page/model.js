@@ -22,7 +22,11 @@ export class Run {
     this.live = false;
     this.complete = false;
     this.gpus = [];
+    // How often the GPUs have become others.
+    this.layout = 0;
     this.jobs = [];
+    // Jobs of an earlier part of the journal that were not registered again.
+    this.unsaid = null;
     this.byName = new Map();
     this.byIdx = [];
     this.decisions = [];
@@ -43,6 +47,11 @@ export class Run {
     return this.end + Math.min(since, 3);
   }
 
+  /** Whether who serves the page answers requests with this verb. */
+  offers(verb) {
+    return this.live && (this.machine?.verbs?.includes(verb) ?? true);
+  }
+
   take(message) {
     if (message.recording) {
       this.title ||= message.title ?? "";
@@ -60,6 +69,7 @@ export class Run {
     if (message.machine && this.gpus.length === 0 && this.noJournal) this.guessGpus(message.machine);
     for (const line of message.lines ?? []) this.line(line);
     if (message.now_s !== undefined) this.end = Math.max(this.end, message.now_s);
+    if (message.machine?.outside) this.wait(message.machine.outside);
     for (const view of message.jobs ?? []) this.view(view);
     if (message.starts) {
       this.forecast = new Map(Object.entries(message.starts).map(([name, in_s]) => [name, message.now_s + in_s]));
@@ -76,17 +86,44 @@ export class Run {
   head(head) {
     // A new part of a live journal: jobs are numbered again, and what runs is said again.
     this.byIdx = [];
+    this.unsaid = new Set(this.jobs.filter((job) => job.ended === null && !job.view && !job.outside));
     Object.assign(this, { policy: head.policy, cluster: head.cluster, world: head.world });
-    if (this.gpus.length > 0) return;
+    const gpus = [], alone = !head.nodes && head.groups.length === 1 && head.groups[0].nodes === 1;
     let node = 0;
     for (const group of head.groups) {
       for (let n = 0; n < group.nodes; n++, node++) {
         for (let slot = 0; slot < group.gpus; slot++) {
-          const place = head.groups.length === 1 && group.nodes === 1 ? `${slot}` : `${head.nodes?.[node] ?? node}.${slot}`;
-          this.gpus.push({ idx: this.gpus.length, node, slot, place, model: group.model, mem: group.mem_mib, frames: [] });
+          const place = alone ? `${slot}` : `${head.nodes?.[node] ?? node}.${slot}`;
+          gpus.push({ idx: gpus.length, node, slot, place, model: group.model, mem: group.mem_mib, frames: [] });
         }
       }
     }
+    this.move(gpus);
+  }
+
+  /** Other GPUs from now on, as where nodes come and go: what is known of one goes with its place. */
+  move(gpus) {
+    const places = (list) => list.map((gpu) => gpu.place).join(" ");
+    if (places(gpus) === places(this.gpus)) return;
+    const found = new Map(gpus.map((gpu) => [gpu.place, gpu]));
+    const now = this.gpus.map((old) => found.get(old.place));
+    now.forEach((gpu, old) => { if (gpu) gpu.frames = this.gpus[old].frames; });
+    const moved = (list) => list.map((old) => now[old]?.idx).filter((gpu) => gpu !== undefined);
+    for (const job of this.jobs) {
+      for (const phase of job.phases) phase.gpus = moved(phase.gpus);
+      for (const moment of job.moments) if (moment.gpus) moment.gpus = moved(moment.gpus);
+    }
+    this.gpus = gpus;
+    this.layout++;
+  }
+
+  /** What an earlier part knew and this one does not is gone: it ended when nobody was looking. */
+  forget(t) {
+    for (const job of this.unsaid ?? []) {
+      this.phase(job, t, "gone", [], null);
+      job.ended = t;
+    }
+    this.unsaid = null;
   }
 
   guessGpus(machine) {
@@ -112,7 +149,10 @@ export class Run {
   }
 
   card(card) {
+    this.release(card.name);
     const job = this.named(card.name, card.job);
+    this.unsaid?.delete(job);
+    job.outside = false;
     Object.assign(job, {
       class: card.class, wants: card.gpus, profile: card.profile,
       work: card.work ?? null, slo: card.slo_ms ?? job.slo, owner: card.owner ?? null,
@@ -120,9 +160,37 @@ export class Run {
     this.byIdx[card.job] = job;
   }
 
+  /** A pod may have the name of one that is over. */
+  release(name) {
+    const known = this.byName.get(name);
+    if (known && known.ended !== null && !known.view) this.byName.delete(name);
+  }
+
+  /** Jobs that wait for something else than GPUs, so that no journal has them yet. */
+  wait(list) {
+    const now = new Set(list.map(({ name }) => name));
+    for (const job of this.jobs) {
+      if (!job.outside || now.has(job.name)) continue;
+      job.outside = false;
+      this.phase(job, this.end, "gone", [], null);
+      job.ended = this.end;
+    }
+    for (const { name, gpus, since_s: since, why } of list) {
+      this.release(name);
+      const job = this.named(name, null);
+      if (!job.outside) {
+        job.submitted ??= since;
+        this.phase(job, job.phases.length > 0 ? this.end : since, "waiting", [], null);
+      }
+      Object.assign(job, { outside: true, wants: gpus });
+      if (job.whys.at(-1)?.why !== why) job.whys.push({ t: job.whys.length > 0 ? this.end : since, why });
+    }
+  }
+
   moment(moment) {
     const job = this.byIdx[moment.job], t = moment.at_s;
     if (!job) return;
+    if (this.unsaid) this.forget(t);
     this.end = Math.max(this.end, t);
     switch (moment.is) {
       case "submitted":

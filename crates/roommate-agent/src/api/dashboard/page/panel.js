@@ -258,7 +258,7 @@ function resize(job) {
 }
 
 export function keys() {
-  const all = [["/", "find a job"], ["n", "new job, or what if"], ["t", "light or dark"], ["space", "play and pause a journal"],
+  const all = [["/", "find a job"], ["n", "new job, or what if"], ["t", "light or dark"], ["space", "play and pause a journal; leave the present, and return to it"],
     ["← → ↑ ↓", "move over the lanes, once they have the focus"], ["Enter", "open the job there"], ["Esc", "close"]];
   const box = dialog("Keys", el("dl", { class: "keys" }, ...all.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
     el("div", { class: "act" }, button("Close", () => box.close())));
@@ -271,8 +271,20 @@ class: best-effort
 steps: 1000
 `;
 
-/** The dialog for a job file: where it would go, and to submit it. */
-export function draft(run, text = EXAMPLE) {
+const EXAMPLE_OF_A_CLUSTER = `apiVersion: v1
+kind: Pod
+metadata: {name: try}
+spec:
+  schedulerName: roommate
+  containers:
+    - name: main
+      image: example
+      resources: {limits: {roommate.dev/gpu: 1}}
+`;
+
+/** The dialog for a job file, or a manifest of pods: where it would go, and to submit it. */
+export function draft(run, text = run.offers("submit") ? EXAMPLE : EXAMPLE_OF_A_CLUSTER) {
+  const submits = run.offers("submit");
   const area = el("textarea", { "aria-label": "Job file", spellcheck: "false" });
   area.value = text;
   const file = el("input", { type: "file", "aria-label": "Open a job file", onchange: async () => { area.value = await file.files[0].text(); } });
@@ -293,9 +305,10 @@ export function draft(run, text = EXAMPLE) {
       answer.replaceChildren(el("p", { class: "bad" }, error.message), ...(error.hint ? [el("p", { class: "hint" }, error.hint)] : []));
     }
   };
-  const box = dialog("New job", el("form", { onsubmit: (event) => { event.preventDefault(); run_("foresee"); } },
-    file, el("label", { class: "tall" }, area), el("label", {}, "Folder for paths", folder), answer,
-    el("div", { class: "act" }, button("Close", () => box.close()), el("button", {}, "What if?"), button("Submit", () => run_("submit"), "main"))));
+  const box = dialog(submits ? "New job" : "What if?", el("form", { onsubmit: (event) => { event.preventDefault(); run_("foresee"); } },
+    file, el("label", { class: "tall" }, area), submits ? el("label", {}, "Folder for paths", folder) : "", answer,
+    el("div", { class: "act" }, button("Close", () => box.close()), el("button", { class: submits ? "" : "main" }, "What if?"),
+      submits ? button("Submit", () => run_("submit"), "main") : "")));
   area.focus();
   return () => run_("foresee");
 }
@@ -320,7 +333,7 @@ function verdict(run, found) {
       el("td", {}, other.before ? times(other.before.times) : "does not run"), el("td", {}, guess(other.after))));
     parts.push(el("table", {}, el("thead", {}, el("tr", {}, ...["roommate", "slowdown now", "and then"].map((title) => el("th", { scope: "col" }, title)))), el("tbody", {}, ...rows)));
   } else if (found.gpus.length > 0) parts.push(el("p", {}, "It would have no roommates."));
-  if (found.others.length > 0) parts.push(el("p", {}, "The policy would also do this:"), el("ul", {}, ...found.others.map((text) => el("li", {}, text))));
-  parts.push(el("p", { class: "hint" }, "An estimate: the policy decides on a copy of the present state. Slowdowns are what its model believes; jobs without a number of steps are taken never to end."));
+  if (found.others.length > 0) parts.push(el("p", {}, "What else would happen:"), el("ul", {}, ...found.others.map((text) => el("li", {}, text))));
+  parts.push(el("p", { class: "hint" }, "An estimate: the policy decides on a copy of the present state. Slowdowns are what its model believes; jobs whose length is not known are taken never to end."));
   return parts;
 }

@@ -1,8 +1,10 @@
-// A table of which only the rows in sight exist.
+// A table of which only the rows in sight exist. On a phone a row is a card, as tall as its text: there
+// the first rows exist, and more of them the further one scrolls.
 
 import { el } from "./words.js";
 
-const ROW = 30, SPARE = 6;
+const ROW = 30, SPARE = 6, CARDS = 50;
+const phone = matchMedia("(max-width: 640px)");
 
 export class Table {
   /** `columns`: `{ name, title, of(row) → text or node, by?(row) → sort key, class? }`. */
@@ -12,15 +14,23 @@ export class Table {
     this.body = el("tbody");
     this.above = el("tbody", { "aria-hidden": "true" }, el("tr", {}, el("td", { colspan: columns.length, class: "space" })));
     this.below = this.above.cloneNode(true);
-    this.table = el("table", { "aria-label": label }, el("thead", {}, this.head), this.above, this.body, this.below);
+    // Cards are laid out in a way that would end the roles that browsers give to tables.
+    this.table = el("table", { role: "table", "aria-label": label }, el("thead", {}, this.head), this.above, this.body, this.below);
     this.scroller = el("div", { class: "rows", tabindex: 0, role: "region", "aria-label": label }, this.table);
     this.none = el("p", { class: "none" }, empty);
     root.append(this.scroller, this.none);
     for (const column of columns) this.head.append(this.header(column));
     // Kept, because asking the browser after a change makes it lay out everything at once.
-    [this.top, this.tall] = [0, 400];
-    this.scroller.addEventListener("scroll", () => { this.top = this.scroller.scrollTop; this.fill(); }, { passive: true });
+    [this.top, this.tall, this.cards] = [0, 400, CARDS];
+    this.scroller.addEventListener("scroll", () => { this.scrolled(); this.fill(); }, { passive: true });
+    phone.addEventListener("change", () => this.fill());
     new ResizeObserver(() => { this.tall = this.scroller.clientHeight; this.fill(); }).observe(this.scroller);
+  }
+
+  scrolled() {
+    const { scrollTop, scrollHeight } = this.scroller;
+    this.top = scrollTop;
+    if (phone.matches && scrollTop + 2 * this.tall > scrollHeight) this.cards = Math.min(this.cards, this.rows.length) + CARDS;
   }
 
   header(column) {
@@ -61,22 +71,29 @@ export class Table {
   }
 
   fill() {
-    const last = Math.min(this.rows.length, Math.ceil((this.top + this.tall) / ROW) + SPARE);
-    const first = Math.max(0, Math.min(Math.floor(this.top / ROW) - SPARE, last));
+    const [first, last] = this.inSight();
     this.above.firstChild.firstChild.style.height = `${first * ROW}px`;
     this.below.firstChild.firstChild.style.height = `${(this.rows.length - last) * ROW}px`;
     this.above.hidden = first === 0;
-    this.below.hidden = last === this.rows.length;
+    this.below.hidden = phone.matches || last === this.rows.length;
     const wanted = last - first;
     while (this.body.children.length > wanted) this.body.lastChild.remove();
     while (this.body.children.length < wanted) this.body.append(this.line());
     for (let at = first; at < last; at++) this.write(this.body.children[at - first], this.rows[at], at);
   }
 
+  /** The first row that exists, and the one behind the last. */
+  inSight() {
+    if (phone.matches) return [0, Math.min(this.rows.length, this.cards)];
+    const last = Math.min(this.rows.length, Math.ceil((this.top + this.tall) / ROW) + SPARE);
+    return [Math.max(0, Math.min(Math.floor(this.top / ROW) - SPARE, last)), last];
+  }
+
   line() {
-    const line = el("tr", { onclick: () => this.onselect(line.row) });
+    const line = el("tr", { role: "row", onclick: () => this.onselect(line.row) });
     for (const column of this.columns) {
-      const cell = el(column === this.columns[0] ? "th" : "td", { class: column.class });
+      const isName = column === this.columns[0];
+      const cell = el(isName ? "th" : "td", { role: isName ? "rowheader" : "cell", class: column.class, "data-title": column.title });
       if (column === this.columns[0]) {
         cell.scope = "row";
         const open = el("button", { type: "button", class: "open" });
@@ -97,7 +114,10 @@ export class Table {
       const value = column.of(row);
       if (value instanceof Node) cell.replaceChildren(value);
       else if (cell.textContent !== value) cell.textContent = value;
-      if (typeof value === "string" && n > 0) cell.title = value.length > 24 ? value : "";
+      if (typeof value === "string" && n > 0) {
+        cell.title = value.length > 24 ? value : "";
+        cell.classList.toggle("unknown", value === "–");
+      }
       if (column.mark) column.mark(cell, row);
     });
   }

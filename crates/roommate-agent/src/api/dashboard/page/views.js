@@ -17,23 +17,23 @@ export class Views {
     this.running = new Table($("#running > div"), {
       label: "Running jobs", key, onselect, empty: "No job has GPUs.",
       columns: [
-        { ...name, class: "w15" },
+        { ...name, class: "w15 name" },
         { title: "class", class: "w12 narrow", of: (job) => CLASSES[job.class] ?? job.class, by: (job) => job.class },
         { title: "state", class: "w13", of: (job) => this.state(job), by: (job) => this.state(job) },
         { title: "GPUs", class: "w8", of: (job) => places(this.run, this.phase(job)?.gpus ?? []), by: (job) => this.phase(job)?.gpus[0] ?? 0 },
-        { title: "share", class: "w6 r narrow", of: (job) => this.share(job), by: (job) => this.phase(job)?.knobs?.sm_permille ?? 1000 },
-        { title: "batch", class: "w6 r narrow", of: (job) => this.batch(job), by: (job) => this.batch(job) },
-        { title: "memory", class: "w9 r narrow", of: (job) => mib(this.memory(job)), by: (job) => this.memory(job) },
+        { title: "share", class: "w6 r", of: (job) => this.share(job), by: (job) => this.phase(job)?.knobs?.sm_permille ?? 1000 },
+        { title: "batch", class: "w6 r", of: (job) => this.batch(job), by: (job) => this.batch(job) },
+        { title: "memory", class: "w9 r", of: (job) => mib(this.memory(job)), by: (job) => this.memory(job) },
         { title: "slowdown", class: "w9 r", of: (job) => times(slow(job).measured), by: (job) => slow(job).measured, mark: (cell, job) => tint(cell, slow(job).measured) },
         { title: "predicted", class: "w9 r narrow", of: (job) => times(slow(job).believed), by: (job) => slow(job).believed },
-        { title: "done", class: "w6 r", of: (job) => percent(this.done(job)), by: (job) => this.done(job) },
-        { title: "left", class: "w9 r", of: (job) => span(this.view(job)?.left_s), by: (job) => this.view(job)?.left_s },
+        { title: "done", class: "w6 r own", of: (job) => percent(this.done(job)), by: (job) => this.done(job) },
+        { title: "left", class: "w9 r own", of: (job) => span(this.view(job)?.left_s), by: (job) => this.view(job)?.left_s },
       ],
     });
     this.queue = new Table($("#queue > div"), {
       label: "Jobs that wait", key, onselect, empty: "Nothing waits.",
       columns: [
-        { ...name, class: "w18" },
+        { ...name, class: "w18 name" },
         { title: "class", class: "w12 narrow", of: (job) => CLASSES[job.class] ?? job.class, by: (job) => job.class },
         { title: "GPUs", class: "w6 r", of: (job) => String(job.wants), by: (job) => job.wants },
         { title: "waits for", class: "w11 r", of: (job) => span(this.t - this.since(job)), by: (job) => -this.since(job) },
@@ -44,7 +44,7 @@ export class Views {
     this.over = new Table($("#over > div"), {
       label: "Jobs that ended", key, onselect, empty: "No job has ended.",
       columns: [
-        { ...name, class: "w18" },
+        { ...name, class: "w18 name" },
         { title: "how", class: "w34", of: (job) => this.view(job)?.state ?? this.phase(job)?.state ?? "", by: (job) => this.phase(job)?.state },
         { title: "took", class: "w11 r", of: (job) => span(job.ended - job.submitted), by: (job) => job.ended - job.submitted },
         { title: "ended", class: "w11 r", of: (job) => clock(this.run, job.ended), by: (job) => job.ended },
@@ -206,7 +206,9 @@ export class Views {
     card.p99.className = missed ? "bad" : "good";
     const all = view ?? { requests: sum(job.latency, t, "requests"), late: sum(job.latency, t, "late") };
     const objective = slo ? `objective ${ms(slo)}${missed ? ", missed" : ", kept"}` : "no objective";
-    card.late.textContent = `${objective} · ${all.late.toLocaleString("en")} of ${all.requests.toLocaleString("en")} requests late${view?.queued ? ` · ${view.queued} queued` : ""}`;
+    // A cluster does not count requests.
+    const late = all.requests > 0 ? ` · ${all.late.toLocaleString("en")} of ${all.requests.toLocaleString("en")} requests late` : "";
+    card.late.textContent = `${objective}${late}${view?.queued ? ` · ${view.queued} queued` : ""}`;
     const held = run.heldBy(job, t).map((other) => {
       const pace = other.view && run.isNow(t) ? ` at ${percent(other.view.pace)} of its speed` : "";
       return `${other.name}${pace}`;

@@ -99,7 +99,7 @@ export function hueOf(job) {
   if (job.hue === undefined) {
     let hash = 7;
     for (const char of job.name) hash = (hash * 31 + char.codePointAt(0)) >>> 0;
-    job.hue = HUES[(hash ^ (hash >>> 7)) % HUES.length];
+    job.hue = HUES[((hash ^ (hash >>> 7)) >>> 0) % HUES.length];
   }
   return job.hue;
 }
