@@ -20,6 +20,8 @@ pub const MAX_SLOWDOWN: &str = "roommate.dev/max-slowdown";
 pub const OBJECTIVE: &str = "roommate.dev/objective";
 /// The most of each GPU that the pod may use, in percent; may be changed while it runs.
 pub const LIMIT: &str = "roommate.dev/gpu-limit";
+/// Batch sizes per GPU that training may use, `32..64..256`: the least, its own, the most.
+pub const BATCH: &str = "roommate.dev/batch";
 /// The kind of work: what is learned of pods with the same name holds for all of them.
 pub const PROFILE: &str = "roommate.dev/profile";
 /// Seconds that the pod takes alone, for policies that use declared lengths.

@@ -1,12 +1,15 @@
 //! What a pod asks of Roommate, in its users' spelling; or why it cannot be placed.
 
 use crate::constraint::Constraint;
+use crate::crd::profile::Batch;
 use crate::names;
 use crate::objects::{Pod, PodTerms, Volume};
 use roommate_core::idx::{ProfileIdx, TeamIdx};
 use roommate_core::job::{Class, GUARANTEED_SLOWDOWN, Retries, Slo, Spec};
 use roommate_core::knobs::Knobs;
 use roommate_core::number::Number;
+use roommate_core::profile::{Profile, Serving};
+use roommate_core::time::Span;
 
 /// What a pod asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +26,12 @@ pub struct Request {
     pub slo: Option<Slo>,
     /// Seconds that it takes alone, as declared.
     pub seconds: Option<Number>,
+    /// Batch sizes that its user allows.
+    pub batch: Option<Batch>,
+    /// Requests in the largest batch of a service.
+    pub max_batch: Option<u32>,
+    /// Requests a second that are expected of a service.
+    pub rate: Option<f64>,
     /// The kind of work.
     pub profile: String,
     /// Its queue.
@@ -56,10 +65,43 @@ impl Request {
             max_slowdown: written.or(usual).map(Number::of),
             slo: objective_of(pod, class)?,
             seconds: seconds.map(Number::of),
+            batch: batch_of(pod, class)?,
+            max_batch: number(pod, names::MAX_BATCH, 1.0, 65_536.0)?.map(|n| n as u32),
+            rate: number(pod, names::EXPECTED_RATE, 0.0, 1e9)?,
             profile: profile_of(pod),
             queue: pod.label(names::QUEUE).unwrap_or(USUAL_QUEUE).into(),
             constraint: Constraint::of(pod),
         })
+    }
+
+    /// The kind of work as the engine knows it: pods with batch sizes of their own are a kind of
+    /// their own.
+    pub fn kind(&self) -> String {
+        match (self.batch, self.max_batch) {
+            (Some(batch), _) => format!("{} {batch}", self.profile),
+            (None, Some(most)) => format!("{} ..{most}", self.profile),
+            (None, None) => self.profile.clone(),
+        }
+    }
+
+    /// What the engine may know of that kind, with what is known of the profile that it names.
+    pub fn expected(&self, profile: Option<&Profile>) -> Profile {
+        let unknown = || Profile { step_unknown: true, ..Profile::of_step(1.0) };
+        let mut known = profile.cloned().unwrap_or_else(unknown);
+        if let Some(batch) = &self.batch {
+            known.training = Some(batch.training());
+        }
+        // The length of a step is that of a batch of the size that is given with it.
+        if let (Some(most), None, Class::Service) = (self.max_batch, known.serving, self.class) {
+            known.serving = Some(Serving {
+                batch: most,
+                timeout: Span::ZERO,
+                warm_up: Span::ZERO,
+                base_mib: 0.0,
+                item_mib: 0.0,
+            });
+        }
+        known
     }
 
     /// The job of so many pods that ask for this.
@@ -176,6 +218,14 @@ fn knobs_of(pod: &Pod, gpus: u16) -> Result<Knobs, String> {
     })
 }
 
+fn batch_of(pod: &Pod, class: Class) -> Result<Option<Batch>, String> {
+    let Some(text) = pod.annotation(names::BATCH) else { return Ok(None) };
+    if class == Class::Service {
+        return Err(format!("{}: of a service, {} is meant", names::BATCH, names::MAX_BATCH));
+    }
+    text.parse().map(Some).map_err(|why| format!("{}: {why}", names::BATCH))
+}
+
 /// `p99=25ms`; also seconds, and microseconds as `us`.
 fn objective_of(pod: &Pod, class: Class) -> Result<Option<Slo>, String> {
     let Some(text) = pod.annotation(names::OBJECTIVE) else { return Ok(None) };
@@ -258,8 +308,26 @@ mod tests {
         .unwrap();
         assert_eq!((full.knobs.sm_permille, full.knobs.mem_mib), (300, 8000));
         assert_eq!((full.slo, full.profile.as_str()), (Some(Slo { p99_us: 25_000 }), "bert"));
+        assert_eq!((full.kind().as_str(), full.expected(None).serving), ("bert", None));
         let guaranteed = with(&json!({"roommate.dev/class": "guaranteed"})).unwrap();
         assert_eq!(guaranteed.max_slowdown, Some(Number::of(1.5)));
+    }
+
+    #[test]
+    fn batch_sizes_become_part_of_the_kind_of_work() {
+        let tuned = with(&json!({"roommate.dev/batch": "8..16..64"})).unwrap();
+        assert_eq!(tuned.kind(), "ml/train 8..16..64");
+        let known = Profile::of_step(0.5);
+        let training = tuned.expected(Some(&known)).training.unwrap();
+        assert_eq!((training.batch_min, training.batch, training.batch_max), (8, 16, 64));
+        assert_eq!(tuned.expected(Some(&known)).step_s, known.step_s);
+        let service = json!({
+            "roommate.dev/class": "service", "roommate.dev/max-batch": "4",
+            "roommate.dev/expected-rate": "30",
+        });
+        let service = with(&service).unwrap();
+        assert_eq!((service.kind().as_str(), service.rate), ("ml/train ..4", Some(30.0)));
+        assert_eq!(service.expected(None).serving.map(|s| s.batch), Some(4));
     }
 
     #[test]
@@ -273,6 +341,8 @@ mod tests {
                 "p99=1ms",
                 "roommate.dev/objective: only for roommate.dev/class: service",
             ),
+            ("batch", "64", "roommate.dev/batch: expected the least, its own and the most, such"),
+            ("max-batch", "0", "roommate.dev/max-batch: expected a number from 1 to 65536"),
             ("max-slowdown", "0.5", "roommate.dev/max-slowdown: expected a number from 1 to 1000"),
         ] {
             let found = with(&json!({format!("roommate.dev/{annotation}"): value})).unwrap_err();

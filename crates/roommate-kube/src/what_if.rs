@@ -20,7 +20,6 @@ use roommate_core::job::{Job, Phase};
 use roommate_core::knobs::Knobs;
 use roommate_core::number::Number;
 use roommate_core::performance::pairs;
-use roommate_core::profile::Profile;
 use roommate_core::reason::Source;
 use roommate_core::state::State;
 use roommate_core::time::{Span, Time};
@@ -214,10 +213,10 @@ impl Trial {
     /// Registers a job that asks for this.
     fn register(&mut self, request: &Request, name: &str, pods: u16, mask: u32) -> JobIdx {
         let snapshot = &mut self.snapshot;
-        let profile = snapshot.profile(&request.profile).unwrap_or_else(|| {
-            snapshot.name_next_profile(&request.profile);
-            let unknown = Profile { step_unknown: true, ..Profile::of_step(1.0) };
-            snapshot.engine.add_profile(unknown)
+        let kind = request.kind();
+        let profile = snapshot.profile(&kind).unwrap_or_else(|| {
+            snapshot.name_next_profile(&kind);
+            snapshot.engine.add_profile(request.expected(None))
         });
         let team = snapshot.team(&request.queue);
         snapshot.name_next(name);

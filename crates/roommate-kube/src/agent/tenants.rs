@@ -429,7 +429,7 @@ impl Known {
             mem_mib: request.knobs.mem_mib,
             usual_mib: None,
             sdk: false,
-            tunable: false,
+            tunable: request.batch.is_some(),
             service: (request.class == Class::Service).then(|| front_of(&self.of, &request)),
         };
         let gpus = assignment.gpus.iter().map(|n| GpuIdx(u32::from(*n))).collect();
@@ -446,7 +446,7 @@ fn front_of(of: &OfPod, request: &Request) -> FrontSpec {
         model: of.pod.clone(),
         listen: ([127, 0, 0, 1], 0).into(),
         objective: Objective { quantile: 0.99, ms },
-        max_batch: 1,
+        max_batch: request.max_batch.unwrap_or(1),
         fill_ms: None,
         queue: 1,
         server: ServerSpec::Sdk {},

@@ -2,6 +2,7 @@
 //! which its pods find each other.
 
 use crate::crd::condition;
+use crate::crd::profile::Batch;
 use crate::crd::template::{Marks, Source, Variable};
 use crate::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -77,6 +78,9 @@ pub struct GpuJobSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1.0, max = 1000.0))]
     pub max_slowdown: Option<f64>,
+    /// Batch sizes per GPU that its user allows: policies that tune batch sizes stay within them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<Batch>,
     /// The queue, whose quota counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
@@ -184,6 +188,7 @@ impl GpuJob {
                 (names::SHARE, spec.share_percent.map(|v| text(&v))),
                 (names::MEMORY, spec.memory_mib.map(|v| text(&v))),
                 (names::MAX_SLOWDOWN, spec.max_slowdown.map(|v| text(&v))),
+                (names::BATCH, spec.batch.map(|v| text(&v))),
                 (names::PROFILE, spec.profile.clone()),
                 (names::SECONDS, spec.expected_seconds.map(|v| text(&v))),
                 (names::GROUP_SIZE, gang.then(|| pods.clone())),

@@ -10,6 +10,11 @@ use roommate_core::profile::{Profile, Serving};
 use roommate_core::time::Span;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// The largest batch size.
+const MOST_BATCH: u32 = 1 << 24;
 
 /// What is known of a kind of work before it runs. Pods name it by the annotation
 /// roommate.dev/profile. What is not given is learned while they run.
@@ -58,7 +63,7 @@ pub struct GpuProfileSpec {
 }
 
 /// Batch sizes per GPU.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[x_kube(validation = Rule::new("self.least <= self.usual && self.usual <= self.most")
     .message("expected least <= usual <= most"))]
 #[serde(rename_all = "camelCase")]
@@ -72,6 +77,46 @@ pub struct Batch {
     /// The largest that may be used.
     #[schemars(with = "i32", range(min = 1, max = 16_777_216))]
     pub most: u32,
+}
+
+impl FromStr for Batch {
+    type Err = String;
+
+    /// `32..64..256`: the least, the usual and the most.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let sizes: Option<Vec<u32>> = text.split("..").map(|n| n.trim().parse().ok()).collect();
+        match sizes.as_deref() {
+            Some(&[least, usual, most])
+                if 1 <= least && least <= usual && usual <= most && most <= MOST_BATCH =>
+            {
+                Ok(Self { usual, least, most })
+            }
+            _ => Err(format!(
+                "expected the least, its own and the most, such as 32..64..256, found {text:?}"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}..{}", self.least, self.usual, self.most)
+    }
+}
+
+impl Batch {
+    /// What the engine may know of it: noise and memory are measured, and the SDK adapts the
+    /// learning rate.
+    pub fn training(&self) -> Training {
+        Training {
+            batch: self.usual,
+            batch_min: self.least,
+            batch_max: self.most,
+            lr: LrRule::default(),
+            noise: Noise::default(),
+            memory: Vec::new(),
+        }
+    }
 }
 
 /// How a service batches requests.
@@ -107,14 +152,6 @@ impl GpuProfileSpec {
     /// What the engine may know of it; or what is wrong with it.
     pub fn expected(&self) -> Result<Expected, String> {
         let step_s = self.step_seconds;
-        let training = |batch: &Batch| Training {
-            batch: batch.usual,
-            batch_min: batch.least,
-            batch_max: batch.most,
-            lr: LrRule::default(),
-            noise: Noise::default(),
-            memory: Vec::new(),
-        };
         let serving = |service: &Service| Serving {
             batch: service.max_batch,
             timeout: Span::from_secs(service.fill_milliseconds / 1e3),
@@ -125,7 +162,7 @@ impl GpuProfileSpec {
         let profile = Profile {
             step_s: Positive::of(step_s.unwrap_or(Profile::UNKNOWN_STEP_S)),
             step_unknown: step_s.is_none(),
-            training: self.batch.as_ref().map(training),
+            training: self.batch.as_ref().map(Batch::training),
             serving: self.service.as_ref().map(serving),
             ..Profile::of_step(Profile::UNKNOWN_STEP_S)
         };
@@ -156,6 +193,16 @@ mod tests {
 
     fn read(spec: serde_json::Value) -> Expected {
         serde_json::from_value::<GpuProfileSpec>(spec).unwrap().expected().unwrap()
+    }
+
+    #[test]
+    fn batch_sizes_are_written_from_the_least_to_the_most() {
+        let batch: Batch = "32..64..256".parse().unwrap();
+        assert_eq!(batch, Batch { least: 32, usual: 64, most: 256 });
+        assert_eq!(batch.to_string(), "32..64..256");
+        for wrong in ["", "64", "32..256", "64..32..256", "0..1..2", "1..2..99999999", "1..x..3"] {
+            assert!(wrong.parse::<Batch>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use crate::constraint::Constraint;
 use crate::names;
 use crate::objects::Node;
+use crate::request::Request;
 use crate::world::Settings;
 use roommate_core::cluster::{Cluster, GpuModel, NodeGroup};
 use roommate_core::engine::Engine;
@@ -20,7 +21,7 @@ use roommate_core::policy::PolicyError;
 use roommate_core::profile::Profile;
 use roommate_core::time::Time;
 use serde::Deserialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -218,7 +219,9 @@ pub(super) struct Part {
     log: Log,
     pub(super) nodes: Vec<PartNode>,
     by_name: HashMap<String, NodeIdx>,
-    profiles: HashMap<String, ProfileIdx>,
+    kinds: HashMap<String, ProfileIdx>,
+    /// The profiles that pods named.
+    profiles: HashSet<String>,
     teams: HashMap<String, TeamIdx>,
     pub(super) classes: Classes,
     pub(super) wake: Option<Time>,
@@ -272,7 +275,8 @@ impl Part {
             log,
             nodes: known,
             by_name,
-            profiles: HashMap::new(),
+            kinds: HashMap::new(),
+            profiles: HashSet::new(),
             teams: HashMap::new(),
             classes,
             wake: None,
@@ -306,21 +310,22 @@ impl Part {
         (&node.name, (gpu.0 - node.first) as u16)
     }
 
-    /// Whether it was told of this kind of work.
+    /// Whether pods named this profile.
     pub(super) fn knows(&self, profile: &str) -> bool {
-        self.profiles.contains_key(profile)
+        self.profiles.contains(profile)
     }
 
-    /// A kind of work; what is known of it beforehand counts when its first pods come.
-    pub(super) fn profile(&mut self, name: &str, known: Option<&Profile>) -> ProfileIdx {
-        if let Some(idx) = self.profiles.get(name) {
+    /// The kind of work of pods; what is known of it beforehand counts when its first pods come.
+    pub(super) fn kind(&mut self, of: &Request, known: Option<&Profile>) -> ProfileIdx {
+        let name = of.kind();
+        if let Some(idx) = self.kinds.get(&name) {
             return *idx;
         }
-        let unknown = || Profile { step_unknown: true, ..Profile::of_step(1.0) };
-        let profile = known.cloned().unwrap_or_else(unknown);
+        let profile = of.expected(known);
         let idx = self.engine.add_profile(profile.clone());
-        self.writer.profile(&ProfileLine { idx, name: name.into(), profile });
-        self.profiles.insert(name.into(), idx);
+        self.writer.profile(&ProfileLine { idx, name: name.clone(), profile });
+        self.profiles.insert(of.profile.clone());
+        self.kinds.insert(name, idx);
         idx
     }
 

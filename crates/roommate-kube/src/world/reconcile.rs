@@ -9,11 +9,11 @@ use crate::world::part::PartNode;
 use crate::world::{
     BACKOFF, EXPLAIN_AFTER, EXPLAIN_EVERY, FORGET_AFTER, Known, Slot, Under, Work, World, Write,
 };
-use roommate_core::event::{Event, Placement};
-use roommate_core::idx::{GpuIdx, GpuSet};
+use roommate_core::event::{Event, Placement, Sample};
+use roommate_core::idx::{GpuIdx, GpuSet, JobIdx};
 use roommate_core::job::Phase;
 use roommate_core::knobs::Knobs;
-use roommate_core::number::Number;
+use roommate_core::number::{Number, Number32};
 use roommate_core::reason::Reason;
 use roommate_core::time::Span;
 use std::collections::BTreeSet;
@@ -387,7 +387,7 @@ impl World {
             mask |= 1 << part.engine.state().gpu(*gpu).gpu_model;
         }
         let expected = self.profiles.get(&request.profile);
-        let profile = part.profile(&request.profile, expected.map(|e| &e.profile));
+        let profile = part.kind(request, expected.map(|e| &e.profile));
         let team = part.team(&request.queue);
         let mut spec = request.spec(work.size, profile, team, mask);
         if let Some(expected) = expected {
@@ -485,6 +485,7 @@ impl World {
         if runs && starting {
             work.tries = 0;
             leaving.push(Event::Started(job));
+            leaving.extend(work.expected_load(job));
         }
     }
 
@@ -809,6 +810,13 @@ enum Found {
 }
 
 impl Work {
+    /// Until a service is measured, its user knows best what will be asked of it.
+    fn expected_load(&self, job: JobIdx) -> Option<Event> {
+        let rate = self.request.as_ref()?.rate.filter(|rate| *rate > 0.0)?;
+        let sample = Sample { load_rps: Number32::of(rate as f32), ..Sample::default() };
+        Some(Event::Sampled { job, sample })
+    }
+
     /// Pods that it still needs.
     fn needed(&self, look: Look) -> u32 {
         u32::from(self.size).saturating_sub(look.done)
