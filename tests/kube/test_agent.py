@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from testbed import BUSYBOX, GPU, ControlPlane, Object, RealNode, pod_path
+from testbed import GPU, ControlPlane, Object, RealNode, pod_path
+from testbed.guests import SCHEDULER, applied, front, guest, load, python, served, until_applied
 from testbed.plane import REAL_NODES
 from testbed.programs import free_port
 from testbed.roommate import (
-    PROGRAM,
     Agent,
     Scheduler,
     assignment,
@@ -53,7 +49,7 @@ def agent(plane: ControlPlane, node: RealNode) -> Iterator[Agent]:
 
 @pytest.fixture(scope="module")
 def scheduler(plane: ControlPlane, agent: Agent) -> Iterator[Scheduler]:
-    it = Scheduler(plane, "agent-scheduler", "--no-leader-election", "--name", "agent-test")
+    it = Scheduler(plane, "agent-scheduler", "--no-leader-election", "--name", SCHEDULER)
     it.until_ready()
     yield it
     it.stop()
@@ -63,75 +59,6 @@ def scheduler(plane: ControlPlane, agent: Agent) -> Iterator[Scheduler]:
 def space(plane: ControlPlane, namespace: str, scheduler: Scheduler) -> Iterator[str]:
     yield namespace
     delete_all(plane, namespace)
-
-
-def make(
-    plane: ControlPlane,
-    space: str,
-    name: str,
-    command: list[str],
-    gpus: int = 1,
-    share: int | None = None,
-    annotations: dict[str, str] | None = None,
-    labels: dict[str, str] | None = None,
-    env: dict[str, str] | None = None,
-    python: bool = False,
-    places: list[Path] | None = None,
-    **spec: Any,
-) -> Object:
-    """A pod for the node of these tests. With `python` this machine's Python and the SDK are in it, and
-    these places of this machine.
-    """
-    container: dict[str, Any] = {
-        "name": "main",
-        "image": BUSYBOX,
-        "imagePullPolicy": "Never",
-        "command": command,
-        "resources": {"limits": {GPU: str(gpus)}},
-        "env": [{"name": k, "value": v} for k, v in (env or {}).items()],
-    }
-    volumes: list[Object] = []
-    if python:
-        # Python's own folder, its libraries, and the SDK.
-        shared = [Path(sys.base_prefix), Path("/usr"), ROOT / "python", *(places or [])]
-        links = {p: Path(p).resolve() for p in ("/lib", "/lib64") if Path(p).exists()}
-        places = {str(p): str(p) for p in shared} | {k: str(v) for k, v in links.items()}
-        for n, (place, source) in enumerate(places.items()):
-            volumes.append({"name": f"v{n}", "hostPath": {"path": source, "type": "Directory"}})
-            container.setdefault("volumeMounts", []).append(
-                {"name": f"v{n}", "mountPath": place, "readOnly": True}
-            )
-        container["env"].append({"name": "PYTHONPATH", "value": str(ROOT / "python")})
-        container["env"].append({"name": "PYTHONUNBUFFERED", "value": "1"})
-    folder = {"name": "kept", "hostPath": {"path": f"/var/lib/kept/{space}", "type": "DirectoryOrCreate"}}
-    volumes.append(folder)
-    container.setdefault("volumeMounts", []).append({"name": "kept", "mountPath": "/kept"})
-    notes = dict(annotations or {})
-    if share is not None:
-        notes["roommate.dev/gpu-share"] = str(share)
-    body = {
-        "schedulerName": "agent-test", "restartPolicy": "Never", "terminationGracePeriodSeconds": 20,
-        "nodeSelector": {"roommate.dev/test": "agent"}, "containers": [container], "volumes": volumes, **spec,
-    }  # fmt: skip
-    return plane.pod(space, name, body, annotations=notes, labels=labels or {})
-
-
-def python(code: str) -> list[str]:
-    return [str(Path(sys.base_prefix) / "bin/python3"), "-c", code]
-
-
-def applied(pod: Object) -> bool:
-    """Whether the newest decision for the pod is in force."""
-    notes = pod["metadata"].get("annotations", {})
-    decided, done = assignment(pod), json.loads(notes.get("roommate.dev/applied", "null"))
-    return bool(decided and done and all(done[k] == decided[k] for k in ("term", "decision")))
-
-
-def until_applied(plane: ControlPlane, *made: Object) -> list[Object]:
-    def is_so(p: Object) -> bool:
-        return str(p["status"]["phase"]) == "Running" and applied(p)
-
-    return [plane.api.until(pod_path(pod), is_so, within_s=60) for pod in made]
 
 
 def cpu_s(pod: Object) -> float:
@@ -184,7 +111,7 @@ def test_two_pods_share_a_device_within_their_shares(
     plane: ControlPlane, node: RealNode, space: str
 ) -> None:
     # With both devices taken for the most part, the two small ones are on one of them.
-    made = [make(plane, space, name, BUSY, share=share) for name, share in (("a", 30), ("b", 60), ("c", 60))]
+    made = [guest(plane, space, name, BUSY, share=share) for name, share in (("a", 30), ("b", 60), ("c", 60))]
     found = until_applied(plane, *made)
     on = [tuple((assignment(p) or {})["gpus"]) for p in found]
     assert len(set(on)) == 2, on
@@ -192,7 +119,7 @@ def test_two_pods_share_a_device_within_their_shares(
 
 
 def test_a_limit_changes_while_the_pod_runs(plane: ControlPlane, node: RealNode, space: str) -> None:
-    (pod,) = until_applied(plane, make(plane, space, "a", BUSY))
+    (pod,) = until_applied(plane, guest(plane, space, "a", BUSY))
     plane.api.patch(pod_path(pod), {"metadata": {"annotations": {"roommate.dev/gpu-limit": "20"}}})
     limited = plane.api.until(
         pod_path(pod),
@@ -214,7 +141,7 @@ for _ in roommate.steps(batch, batch_size=1):
 
 
 def test_steps_are_measured_and_reach_the_scheduler(plane: ControlPlane, node: RealNode, space: str) -> None:
-    pod = make(plane, space, "a", python(STEPS), python=True)
+    pod = guest(plane, space, "a", python(STEPS), python=True)
     until_applied(plane, pod)
     seen = plane.api.until(
         pod_path(pod), lambda p: "roommate.dev/measured" in p["metadata"]["annotations"], within_s=30
@@ -224,7 +151,7 @@ def test_steps_are_measured_and_reach_the_scheduler(plane: ControlPlane, node: R
 
 
 def test_a_pod_cannot_speak_for_another(plane: ControlPlane, node: RealNode, space: str) -> None:
-    (victim,) = until_applied(plane, make(plane, space, "a", BUSY))
+    (victim,) = until_applied(plane, guest(plane, space, "a", BUSY))
     token = node.environment(victim)["ROOMMATE_TOKEN"]
     thief = """
 import json, socket, sys
@@ -233,7 +160,7 @@ for token in (sys.argv[1], "wrong"):
     s.sendall(json.dumps({"hello": {"version": 1, "token": token, "pid": 1}}).encode() + b"\\n")
     print(s.makefile().readline().strip())
 """
-    pod = make(plane, space, "b", [*python(thief), token], python=True)
+    pod = guest(plane, space, "b", [*python(thief), token], python=True)
     plane.api.until(pod_path(pod), lambda p: p["status"]["phase"] == "Succeeded", within_s=60)
     answers = node.pod_log(pod).splitlines()
     assert len(answers) == 2 and all("refused" in a for a in answers), answers
@@ -242,7 +169,7 @@ for token in (sys.argv[1], "wrong"):
 def test_a_pod_that_roommate_did_not_place_does_not_start(
     plane: ControlPlane, node: RealNode, space: str
 ) -> None:
-    pod = make(plane, space, "a", BUSY, schedulerName="none")
+    pod = guest(plane, space, "a", BUSY, schedulerName="none")
     plane.api.bind(pod, node.name)
 
     def is_told(events: Object) -> bool:
@@ -267,7 +194,7 @@ for _ in roommate.steps(batch, batch_size=1):
 
 
 def test_preempted_training_saves_and_goes_on(plane: ControlPlane, node: RealNode, space: str) -> None:
-    first = make(plane, space, "a", python(TRAIN), python=True)
+    first = guest(plane, space, "a", python(TRAIN), python=True)
     until_applied(plane, first)
     plane.api.until(pod_path(first), lambda p: "roommate.dev/measured" in p["metadata"]["annotations"])
     kept = node.var / f"lib/kept/{space}/steps"
@@ -277,7 +204,7 @@ def test_preempted_training_saves_and_goes_on(plane: ControlPlane, node: RealNod
     plane.api.until_gone(pod_path(first), within_s=25)
     saved = int(kept.read_text())
     assert saved > 0
-    second = make(plane, space, "b", python(TRAIN), python=True)
+    second = guest(plane, space, "b", python(TRAIN), python=True)
     until_applied(plane, second)
     plane.programs.until(node.name, "goes on", lambda: f"begins at {saved}" in node.pod_log(second))
 
@@ -285,10 +212,10 @@ def test_preempted_training_saves_and_goes_on(plane: ControlPlane, node: RealNod
 def test_a_gang_runs_on_both_devices(plane: ControlPlane, node: RealNode, space: str) -> None:
     label = {"scheduling.x-k8s.io/pod-group": "g"}
     size = {"roommate.dev/pod-group-size": "2"}
-    made = [make(plane, space, f"g{n}", BUSY, labels=label, annotations=size, share=100) for n in range(2)]
+    made = [guest(plane, space, f"g{n}", BUSY, labels=label, annotations=size, share=100) for n in range(2)]
     found = until_applied(plane, *made)
     assert sorted((assignment(p) or {})["gpus"] for p in found) == [[0], [1]]
-    late = make(plane, space, "late", BUSY, share=50)
+    late = guest(plane, space, "late", BUSY, share=50)
     told = plane.api.until(pod_path(late), lambda p: why_unschedulable(p) is not None)
     assert why_unschedulable(told)
 
@@ -298,38 +225,20 @@ def test_a_service_keeps_its_objective_beside_training(
 ) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    # Nothing of the SDK is in Python's own folder, and the front is this program.
-    front = [str(PROGRAM), "kube", "front", "--listen", f"127.0.0.1:{port}", "--objective", "p99=250ms"]
-    front += ["--model", "digits", "--", *python("x")[:1], str(ROOT / "examples/serving/digits.py")]
     notes = {"roommate.dev/class": "service", "roommate.dev/objective": "p99=250ms"}
-    places = [PROGRAM.resolve().parent, ROOT / "examples"]
-    service = make(
-        plane, space, "digits", front, python=True, annotations=notes, hostNetwork=True, places=places
-    )
+    service = guest(plane, space, "digits", annotations=notes, **front(port, "p99=250ms"))
     best = {"roommate.dev/class": "best-effort"}
     until_applied(plane, service)
     # One on each device: one of them is beside the service.
     trained = until_applied(
-        plane, *(make(plane, space, f"t{n}", python(STEPS), python=True, annotations=best) for n in range(2))
+        plane, *(guest(plane, space, f"t{n}", python(STEPS), python=True, annotations=best) for n in range(2))
     )
     own = (assignment(plane.api.get(pod_path(service))) or {})["gpus"]
     assert own in [(assignment(p) or {})["gpus"] for p in trained]
-    ready = f"{url}/v2/health/ready"
-    plane.programs.until(node.name, "answers requests", lambda: answers(ready), within_s=60)
-    load = [sys.executable, str(ROOT / "examples/serving/load.py"), "--url", f"{url}/predict", "--rate", "20"]
-    load += ["--seconds", "8", "--objective-ms", "250", "--body", f"@{ROOT / 'examples/serving/seven.json'}"]
-    done = subprocess.run(load, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    label = f'namespace="{space}",pod="digits"'
-
-    def metric(name: str) -> float:
-        lines = agent.page("/metrics").splitlines()
-        its = [line for line in lines if line.startswith(f"roommate_{name}{{") and label in line]
-        return float(its[0].split()[-1]) if its else 0.0
-
-    plane.programs.until(node.name, "counts the requests", lambda: metric("service_requests_total") >= 100)
-    late, requests = metric("service_late_requests_total"), metric("service_requests_total")
-    assert late <= 0.05 * requests, f"{late} of {requests} were late: {done.stdout}"
+    load(plane, node, url, seconds=8)
+    plane.programs.until(node.name, "counts the requests", lambda: served(agent, space)[1] >= 100)
+    late, requests = served(agent, space)
+    assert late <= 0.05 * requests, f"{late} of {requests} were late"
     notes = plane.api.get(pod_path(service))["metadata"]["annotations"]
     measured = json.loads(notes["roommate.dev/measured"])
     assert measured["p99_us"] > 0 and measured["load_rps"] > 5
@@ -338,25 +247,17 @@ def test_a_service_keeps_its_objective_beside_training(
         assert json.loads(now["roommate.dev/measured"])["done"] > 50
 
 
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as found:
-            return bool(found.status == 200)
-    except OSError:
-        return False
-
-
 def test_a_kubelet_that_comes_back_is_registered_at(
     plane: ControlPlane, node: RealNode, agent: Agent, space: str
 ) -> None:
-    (pod,) = until_applied(plane, make(plane, space, "a", BUSY, share=40))
+    (pod,) = until_applied(plane, guest(plane, space, "a", BUSY, share=40))
     before = agent.metric("roommate_registrations_total")
     node.kill_kubelet()
     plane.programs.until(
         node.name, "is registered at again",
         lambda: agent.metric("roommate_registrations_total") > before, within_s=60,
     )  # fmt: skip
-    (second,) = until_applied(plane, make(plane, space, "b", BUSY, share=40))
+    (second,) = until_applied(plane, guest(plane, space, "b", BUSY, share=40))
     now = plane.api.get(pod_path(pod))
     assert now["status"]["containerStatuses"][0]["restartCount"] == 0
     assert_shares([now, second], 0.4, 0.4)
@@ -382,7 +283,7 @@ def test_killed_agents_and_schedulers_lose_nothing(
                 plane.api.delete(pod_path(pod), gracePeriodSeconds=0)
         for _ in range(8 - len(pods(plane, space))):
             share = chance.choice([20, 30, 50])
-            make(plane, space, f"p{made}", BUSY, share=share, terminationGracePeriodSeconds=0)
+            guest(plane, space, f"p{made}", BUSY, share=share, terminationGracePeriodSeconds=0)
             made += 1
 
     for _ in range(KILLS):

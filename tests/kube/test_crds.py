@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from testbed import ApiError, ControlPlane, KwokNodes, condition, pod_path
+from testbed import ApiError, ControlPlane, KwokNodes, pod_path
 from testbed.api import Object
+from testbed.resources import GROUP, PLURALS, install_definitions, make, path_of
 from testbed.roommate import (
-    PROGRAM,
     SLOTS,
     Scheduler,
     assignment,
@@ -21,24 +20,6 @@ from testbed.roommate import (
     pods,
     why_unschedulable,
 )
-
-GROUP = "/apis/roommate.dev/v1alpha1"
-PLURALS = ("queues", "gpuprofiles", "gpuservices", "gpujobs")
-
-
-def definitions() -> str:
-    done = subprocess.run([PROGRAM, "kube", "crds"], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def path_of(plural: str, name: str = "", namespace: str | None = None) -> str:
-    where = f"/namespaces/{namespace}" if namespace else ""
-    return f"{GROUP}{where}/{plural}" + (f"/{name}" if name else "")
-
-
-def make(plane: ControlPlane, kind: str, name: str, spec: Object, namespace: str | None = None) -> Object:
-    body = {"apiVersion": "roommate.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
-    return plane.api.post(path_of(f"{kind.lower()}s", namespace=namespace), body)
 
 
 def told(found: Object, kind: str) -> tuple[str, str, str]:
@@ -54,27 +35,11 @@ def crds(plane: ControlPlane) -> Iterator[None]:
     """The definitions, installed as the program prints them. Tests of a scheduler without them run in
     other files.
     """
-    names = [f"{plural}.roommate.dev" for plural in PLURALS]
-    base = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    for name, text in zip(names, definitions().split("---\n")[1:], strict=True):
-        plane.api.apply_yaml(f"{base}/{name}", text, fieldManager="test")
-    for name in names:
-        plane.api.until(f"{base}/{name}", lambda found: condition(found, "Established") == "True")
-
-    def are_served() -> bool:
-        try:
-            for plural in PLURALS:
-                plane.api.get(path_of(plural))
-            return {r["name"] for r in plane.api.get(GROUP)["resources"]} >= set(PLURALS)
-        except ApiError:
-            # Not found, or "storage is (re)initializing".
-            return False
-
-    plane.programs.until("kube-apiserver", "serves the custom resources", are_served)
+    names = install_definitions(plane)
     yield
     for name in names:
-        plane.api.delete(f"{base}/{name}")
-        plane.api.until_gone(f"{base}/{name}")
+        plane.api.delete(name)
+        plane.api.until_gone(name)
 
 
 @pytest.fixture(scope="module")
