@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import pytest
 from testbed import ApiError, ControlPlane, Object, pod_path
-from testbed.programs import ROOT, free_port
+from testbed.chart import rendered
+from testbed.programs import free_port
 from testbed.roommate import PROGRAM, delete_all, gpu_pod
 
-MANIFEST = ROOT / "packaging/kubernetes/webhook.yaml"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 OURS = "roommate.dev/gpu"
 
@@ -22,8 +21,9 @@ class Webhook:
     def __init__(self, plane: ControlPlane) -> None:
         self.plane, self.name = plane, "webhook"
         self.at = f"127.0.0.1:{free_port()}"
-        manifest = plane.kubectl("create", "--dry-run=client", "-o", "json", "-f", str(MANIFEST))
-        made: Object = json.loads(manifest)
+        objects = rendered(plane, "roommate", webhook__enabled=True)
+        made: Object = next(o for o in objects if o["kind"] == "MutatingWebhookConfiguration")
+        made["metadata"]["name"] = "roommate"
         made["webhooks"][0]["clientConfig"] = {"url": f"https://{self.at}/mutate"}
         # A webhook that does not answer would pass unnoticed otherwise.
         made["webhooks"][0]["failurePolicy"] = "Fail"

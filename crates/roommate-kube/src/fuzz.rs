@@ -9,6 +9,7 @@ use crate::names;
 use crate::objects::{Node, Pod, PodStatus, Taint};
 use crate::request::Request;
 use crate::world::{Answer, Counts, Expected, Grant, Settings, Shape, World, Write};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time as Timestamp};
 use k8s_openapi::jiff;
 use roommate_core::math::rng::Rng;
@@ -131,6 +132,7 @@ pub fn run(plan: &Plan, tick: &mut dyn FnMut(u64)) -> Result<Outcome, String> {
         rng,
         now: Time::ZERO,
         under_way: VecDeque::new(),
+        told: BTreeMap::new(),
         out: Outcome::default(),
         counts: Counts::default(),
         faults: true,
@@ -155,6 +157,14 @@ fn owner_of(pod: &Pod) -> Option<String> {
     Some(pod.metadata.owner_references.as_ref()?.first()?.uid.clone())
 }
 
+/// Whether no GPU of an assignment is ill.
+fn is_well(node: &Node, assignment: &str) -> bool {
+    let shape = Shape::of(node, names::RESOURCE);
+    let decided = serde_json::from_str::<Assignment>(assignment);
+    let mut all = decided.iter().flat_map(|decided| &decided.gpus);
+    shape.is_none_or(|shape| !all.any(|gpu| shape.unhealthy.contains(gpu)))
+}
+
 /// What a pod uses of the quota of its queue while it is on a node, in thousandths of a GPU.
 fn uses(pod: &Pod) -> u64 {
     if pod.spec.node_name.is_none() || pod.has_ended() || Assignment::of(pod).is_none() {
@@ -162,6 +172,20 @@ fn uses(pod: &Pod) -> u64 {
     }
     let request = Request::of(pod, names::RESOURCE);
     request.map_or(0, |r| u64::from(r.gpus) * u64::from(r.knobs.sm_permille))
+}
+
+/// A GPU of a node falls ill, or all are well again.
+fn sicken(node: &mut Node) {
+    let annotations = node.metadata.annotations.get_or_insert_default();
+    let Some(text) = annotations.get_mut(names::INVENTORY) else { return };
+    let Ok(mut inventory) = serde_json::from_str::<serde_json::Value>(text) else { return };
+    let sick = inventory["unhealthy"]["0"].is_null();
+    inventory["unhealthy"] = if sick { json!({"0": "it is lost"}) } else { json!({}) };
+    let gpus = inventory["gpus"].as_u64().unwrap_or(0) - u64::from(sick);
+    *text = inventory.to_string();
+    let status = node.status.get_or_insert_default();
+    let places = Quantity((gpus * u64::from(SLOTS)).to_string());
+    status.allocatable.get_or_insert_default().insert(names::RESOURCE.into(), places);
 }
 
 struct Fuzz {
@@ -172,6 +196,8 @@ struct Fuzz {
     now: Time,
     /// Writes that were not answered yet.
     under_way: VecDeque<Write>,
+    /// Why pods wait, as they were told last.
+    told: BTreeMap<String, String>,
     out: Outcome,
     counts: Counts,
     faults: bool,
@@ -511,7 +537,8 @@ impl Fuzz {
         let Some(name) = self.any_node() else { return self.make_node() };
         let mut node = self.api.nodes[&name].clone();
         let ready = |is: bool| if is { "True" } else { "False" };
-        match self.rng.below(6) {
+        match self.rng.below(7) {
+            6 => sicken(&mut node),
             0 | 1 => {
                 let status = node.status.get_or_insert_default();
                 let conditions = status.conditions.get_or_insert_default();
@@ -638,11 +665,9 @@ impl Fuzz {
                 pod.spec.node_name = Some(node.clone());
                 let annotations = pod.metadata.annotations.get_or_insert_default();
                 annotations.insert(names::ASSIGNMENT.into(), assignment.clone());
-                let may = self
-                    .api
-                    .nodes
-                    .get(node)
-                    .map(|n| crate::constraint::Constraint::of(&pod).allows(n));
+                let may = self.api.nodes.get(node).map(|n| {
+                    crate::constraint::Constraint::of(&pod).allows(n) && is_well(n, assignment)
+                });
                 // A node may change after the decision; the scheduler saw it as it was told.
                 if may == Some(false) && self.api.news.is_empty() && !self.faults {
                     self.out.misplaced += 1;
@@ -665,7 +690,9 @@ impl Fuzz {
                 let uid = pod.uid().to_string();
                 self.delete(&uid);
             }
-            Write::Explain { .. } => {}
+            Write::Explain { why, .. } => {
+                self.told.insert(pod.uid().into(), why.clone());
+            }
         }
         Answer::Done
     }
@@ -752,10 +779,7 @@ impl Fuzz {
         self.rest(50);
         let truth = self.truth();
         let starved = self.stuck(&truth, &|pod| self.has_free_queue(pod, &truth));
-        if starved > 0 && WORK_CONSERVING.contains(&&*self.settings.policy) {
-            self.out.leaks += starved;
-            self.out.first.get_or_insert("a pod waits although its queue uses nothing".into());
-        }
+        self.blame(&starved, "its queue uses nothing");
         for name in std::mem::take(&mut self.api.queues).into_keys() {
             self.api.news.push_back(News::Queue(name, None));
         }
@@ -812,11 +836,21 @@ impl Fuzz {
         };
         of().all(|pod| pod.spec.node_name.is_none() && small(pod))
             && of().count() as u64
-                == self.stuck(truth, &|pod| pod.label(names::QUEUE) == Some(name))
+                == self.stuck(truth, &|pod| pod.label(names::QUEUE) == Some(name)).len() as u64
     }
 
-    /// Pods by themselves that wait although there is a whole GPU for them.
-    fn stuck(&self, truth: &Ledger, among: &dyn Fn(&Pod) -> bool) -> u64 {
+    /// Of a policy that leaves no GPU idle nobody may be stuck.
+    fn blame(&mut self, stuck: &[String], although: &str) {
+        if let Some(first) = stuck.first()
+            && WORK_CONSERVING.contains(&&*self.settings.policy)
+        {
+            self.out.leaks += stuck.len() as u64;
+            self.out.first.get_or_insert(format!("{first}, and {although}"));
+        }
+    }
+
+    /// Pods by themselves that wait although there is a whole GPU for them, and what they were told.
+    fn stuck(&self, truth: &Ledger, among: &dyn Fn(&Pod) -> bool) -> Vec<String> {
         // A gang keeps all its places until the last of its pods has ended.
         let live = self.api.pods.values().map(|h| &h.pod).filter(|pod| !pod.has_ended());
         let gangs = live.filter_map(|pod| Assignment::of(pod)?.gang);
@@ -826,7 +860,7 @@ impl Fuzz {
             .collect();
         let idle = |node: &Node, request: &Request| {
             let Some(shape) = Shape::of(node, names::RESOURCE) else { return false };
-            let free = truth.node(node.name()).iter().take(shape.gpus.into());
+            let held = truth.node(node.name());
             let on = |h: &&Held| h.pod.spec.node_name.as_deref() == Some(node.name());
             let here = || self.api.pods.values().filter(on).filter(|h| !h.pod.has_ended());
             let cpu: u64 = here().map(|h| h.pod.needs("cpu", 1e-3)).sum();
@@ -834,8 +868,9 @@ impl Fuzz {
                 && request.constraint.allows(node)
                 && cpu + 4000 <= u64::from(shape.cpu_milli)
                 && request.knobs.mem_mib <= shape.mem_mib
-                && free.into_iter().zip(0..).any(|(held, gpu)| {
-                    held.pods == 0 && !kept.contains(&(node.name().to_string(), gpu))
+                && shape.healthy().any(|gpu| {
+                    held.get(usize::from(gpu)).is_some_and(|held| held.pods == 0)
+                        && !kept.contains(&(node.name().to_string(), gpu))
                 })
         };
         let waits = |held: &&Held| {
@@ -850,7 +885,11 @@ impl Fuzz {
                 && among(pod)
                 && self.api.nodes.values().any(|node| idle(node, &request))
         };
-        self.api.pods.values().filter(waits).count() as u64
+        let told = |held: &Held| {
+            let why = self.told.get(held.pod.uid()).map_or("nothing", String::as_str);
+            format!("{} waits although a GPU is idle for it; it was told: {why}", held.pod.name())
+        };
+        self.api.pods.values().filter(waits).map(told).collect()
     }
 
     fn finish(&mut self) {
@@ -868,11 +907,9 @@ impl Fuzz {
         if differs > 0 {
             self.out.first.get_or_insert(format!("{differs} holds differ from the server's"));
         }
-        self.out.stuck = self.stuck(&truth, &|_| true);
-        if self.out.stuck > 0 && WORK_CONSERVING.contains(&&*self.settings.policy) {
-            self.out.leaks += self.out.stuck;
-            self.out.first.get_or_insert("a pod waits although a GPU is idle for it".into());
-        }
+        let stuck = self.stuck(&truth, &|_| true);
+        self.out.stuck = stuck.len() as u64;
+        self.blame(&stuck, "no queue has a quota");
         self.check_journal();
         self.restart();
         let rebuilt = holds(self.world.ledger());

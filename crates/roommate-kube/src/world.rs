@@ -195,6 +195,8 @@ struct Known {
     /// What was written and not observed yet.
     assumed: Option<(String, Assignment)>,
     evicted: bool,
+    /// Whether it was told what is wrong with what it asks.
+    told_wrong: bool,
 }
 
 impl Known {
@@ -487,6 +489,7 @@ impl World {
             sent: false,
             assumed: None,
             evicted: false,
+            told_wrong: false,
         });
         let measured_before = known.pod.annotation(names::MEASURED).map(String::from);
         let limit_before = known.limit_permille();
@@ -495,6 +498,7 @@ impl World {
         // The constraints of a pod may change only as long as it is gated.
         if ours && known.pod.uid() == uid && gates(&known.pod) != gates(&pod) {
             known.request = Some(Request::of(&pod, &self.settings.resource));
+            known.told_wrong = false;
         }
         known.assignment = Assignment::of(&pod);
         if let Some(assignment) = known.assignment.as_ref().filter(|_| ours) {

@@ -34,9 +34,7 @@ impl World {
         };
         let part = self.part.as_ref().expect("the node is in it");
         let of = part.nodes[idx.0 as usize].shape.clone();
-        let alike = shape
-            .as_ref()
-            .is_none_or(|s| (s.gpus, &s.model, s.mem_mib) == (of.gpus, &of.model, of.mem_mib));
+        let alike = shape.as_ref().is_none_or(|s| s.has_gpus_of(&of));
         if !alike || (selected_anew && !self.keeps_class(name)) {
             self.want_part(self.now + GATHER, "a node has changed");
         }

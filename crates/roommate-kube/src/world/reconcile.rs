@@ -47,8 +47,13 @@ impl World {
         let request = match &known.request {
             Some(Ok(request)) => request.clone(),
             Some(Err(why)) if known.pod.spec.node_name.is_none() && !known.pod.has_ended() => {
-                let (pod, why) = (known.named(), why.clone());
-                self.writes.push(Write::Explain { pod, why });
+                let explain = Write::Explain { pod: known.named(), why: why.clone() };
+                if !known.told_wrong {
+                    self.writes.push(explain);
+                }
+                if let Some(known) = self.pods.get_mut(uid) {
+                    known.told_wrong = true;
+                }
                 return;
             }
             Some(Err(_)) | None => return,
@@ -350,7 +355,8 @@ impl World {
     fn fits_no_node(&self, work: &Work) -> Option<String> {
         let (request, part) = (work.request.as_ref()?, self.part.as_ref()?);
         let mask = part.classes.mask(&request.constraint)?;
-        let fits = |n: &PartNode| mask >> n.class & 1 == 1 && n.shape.gpus >= request.gpus;
+        let fits =
+            |n: &PartNode| mask >> n.class & 1 == 1 && n.numbers.len() >= usize::from(request.gpus);
         if part.nodes.iter().any(fits) {
             return None;
         }
@@ -447,8 +453,13 @@ impl World {
             {
                 return Found::Down;
             }
+            let known = self.nodes.get(&slot.node).and_then(|n| n.shape.as_ref());
             for number in &slot.gpus {
-                let Some(gpu) = part.gpu(&slot.node, *number) else { return Found::Nowhere };
+                let Some(gpu) = part.gpu(&slot.node, *number) else {
+                    // Its GPU may be healthy again; whether it still runs there, it knows best.
+                    let waits = known.is_some_and(|s| s.unhealthy.contains(number));
+                    return if waits { Found::Down } else { Found::Nowhere };
+                };
                 gpus.push(gpu);
             }
         }
