@@ -557,7 +557,7 @@ impl World {
         let name = node.name().to_string();
         let enough = u32::from(self.settings.costs.max_tenants);
         let shape = Shape::of(&node, &self.settings.resource).filter(|s| s.slots >= enough);
-        let up = node.is_ready() && shape.is_some();
+        let up = node.is_ready() && shape.as_ref().is_some_and(Shape::is_usable);
         if let Some(shape) = &shape {
             let limits = Limits { gpus: shape.gpus, mem_mib: shape.mem_mib, pods: enough };
             self.ledger.set_node(&name, limits);

@@ -76,7 +76,7 @@ impl Shape {
             inventory.unhealthy.into_keys().filter(|number| *number < gpus).collect();
         let healthy = u64::from(gpus) - unhealthy.len() as u64;
         // The kubelet offers fewer places than the inventory says: devices of it are not healthy.
-        (healthy > 0 && places >= healthy * u64::from(inventory.slots)).then(|| Self {
+        (gpus > 0 && places >= healthy * u64::from(inventory.slots)).then(|| Self {
             gpus,
             unhealthy,
             model: model_name(&inventory.model),
@@ -93,6 +93,11 @@ impl Shape {
     pub(super) fn has_gpus_of(&self, other: &Self) -> bool {
         (self.gpus, &self.unhealthy, &self.model, self.mem_mib)
             == (other.gpus, &other.unhealthy, &other.model, other.mem_mib)
+    }
+
+    /// Whether any of its GPUs can be used.
+    pub(super) fn is_usable(&self) -> bool {
+        self.healthy().next().is_some()
     }
 
     /// Numbers of the GPUs that can be used.
@@ -265,6 +270,9 @@ impl Part {
         for (name, shape) in nodes {
             let Some(class) = classes.class_of(&name) else { continue };
             let numbers: Vec<u16> = shape.healthy().collect();
+            if numbers.is_empty() {
+                continue;
+            }
             let group = NodeGroup {
                 count: 1,
                 gpus: numbers.len() as u16,

@@ -26,7 +26,7 @@ impl World {
         let (shape, up) = (known.shape.clone(), known.up);
         let here = self.part.as_ref().and_then(|p| p.node(name));
         let Some(idx) = here else {
-            if shape.is_some() {
+            if shape.is_some_and(|s| s.is_usable()) {
                 self.count_foreign_of(name);
                 self.want_part(self.now + GATHER, "there are other nodes");
             }
