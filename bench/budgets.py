@@ -35,16 +35,19 @@ def instructions(command: list[str]) -> int:
 
 
 def measure(config: dict, scratch: Path) -> dict[str, int]:
-    trace = config["trace"]
-    file = scratch / "trace.csv"
-    synth = [str(BINARY), "trace", "synth", "-n", str(trace["jobs"]), "--mix", trace["mix"]]
-    synth += ["--load", str(trace["load"]), "--seed", str(trace["seed"])]
-    synth += ["--cluster", trace["cluster"], "-o", str(file)]
-    subprocess.run(synth, check=True)
-    sim = [str(BINARY), "sim", str(file), "--cluster", trace["cluster"], "-o", "json", "--policy"]
-    counts = {"read-and-describe": instructions([str(BINARY), "trace", "stats", str(file)])}
-    for policy in config.get("policies", ["fifo", "srtf", "tiresias"]):
-        counts[policy] = instructions([*sim, policy])
+    counts: dict[str, int] = {}
+    for name, trace in config["trace"].items():
+        file = scratch / f"{name}.csv"
+        synth = [str(BINARY), "trace", "synth", "-n", str(trace["jobs"]), "--mix", trace["mix"]]
+        synth += ["--load", str(trace["load"]), "--seed", str(trace["seed"])]
+        synth += ["--cluster", trace["cluster"], "-o", str(file)]
+        subprocess.run(synth, check=True)
+        if trace.get("describe"):
+            words = [str(BINARY), "trace", "stats", str(file)]
+            counts["read-and-describe"] = instructions(words)
+        sim = [str(BINARY), "sim", str(file), "--cluster", trace["cluster"], "-o", "json", "--policy"]
+        for policy in trace["policies"]:
+            counts[policy] = instructions([*sim, policy])
     crowd = config["crowd"]
     for policy in crowd["policies"]:
         sizes = [crowd["cluster"], str(crowd["jobs"]), str(crowd["rounds"])]

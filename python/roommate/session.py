@@ -47,7 +47,10 @@ GO_WITHIN_S = 120.0
 LEAVES = 75
 """Exit status of a job that ended on the daemon's request: "try again later" (sysexits)."""
 
-Hook = Callable[[], None]
+Hook = Callable[[], object]
+
+LATER = object()
+"""Returned by a hook of ``on_checkpoint`` that saves later, and then calls ``Session.saved``."""
 
 
 class Stopped(SystemExit):
@@ -197,10 +200,13 @@ class Session:
     def checkpoint(self) -> None:
         """Saves a checkpoint through the hooks and reports it."""
         self.device.drain()
-        for hook in self.on_checkpoint:
-            hook()
-        if self.on_checkpoint:
-            self.send(protocol.Checkpointed(self.done))
+        results = [hook() for hook in self.on_checkpoint]
+        if results and LATER not in results:
+            self.saved()
+
+    def saved(self) -> None:
+        """Reports that a checkpoint of the present progress is saved."""
+        self.send(protocol.Checkpointed(self.done))
 
     def _connect(self) -> None:
         assert self._path is not None
@@ -404,6 +410,13 @@ def _obey_term(session: Session) -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_first and is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda *_: session.stop())
+
+
+def follow() -> None:
+    """This process follows another one of its job, which alone talks to the daemon."""
+    global _current
+    forget()
+    _current = Session(None, "")
 
 
 def forget() -> None:

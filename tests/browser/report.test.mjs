@@ -10,9 +10,8 @@ import { existsSync, readFileSync } from "node:fs";
 import { delimiter, resolve } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { pathToFileURL } from "node:url";
-import { chromium } from "playwright-core";
+import { launch, visit as visitPage } from "./chromium.mjs";
 
-const executablePath = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const reports = (process.env.REPORT_HTML ?? "").split(delimiter).filter(Boolean).map((path) => resolve(path));
 
 /** Written into the page by text that was taken for markup. */
@@ -23,36 +22,12 @@ let browser;
 before(async () => {
   assert.ok(reports.length > 0, "set REPORT_HTML to the report to check");
   for (const path of reports) assert.ok(existsSync(path), `no report at ${path}`);
-  browser = await chromium.launch({
-    executablePath,
-    args: ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-      "--disable-background-networking", "--disable-component-update", "--disable-sync"],
-  });
+  browser = await launch();
 });
 
 after(() => browser?.close());
 
-/** Opens a report, runs `look`, and fails on errors in the console and on any request but the file. */
-async function visit(path, options, look) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
-  const page = await context.newPage();
-  const url = pathToFileURL(path).href;
-  const complaints = [];
-  page.on("console", (message) => {
-    if (["error", "warning"].includes(message.type())) complaints.push(`${message.type()}: ${message.text()}`);
-  });
-  page.on("pageerror", (error) => complaints.push(`exception: ${error.message}`));
-  page.on("request", (request) => {
-    if (request.url() !== url) complaints.push(`request: ${request.url()}`);
-  });
-  try {
-    await page.goto(url);
-    await look(page);
-    assert.deepEqual(complaints, []);
-  } finally {
-    await context.close();
-  }
-}
+const visit = (path, options, look) => visitPage(browser, pathToFileURL(path).href, look, options);
 
 const embedded = (page) => page.evaluate(() => JSON.parse(document.getElementById("data").textContent));
 

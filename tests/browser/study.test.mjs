@@ -8,34 +8,18 @@ import assert from "node:assert/strict";
 import { resolve } from "node:path";
 import { after, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
-import { chromium } from "playwright-core";
+import { launch, visit as visitPage } from "./chromium.mjs";
 
 const url = pathToFileURL(resolve(process.env.STUDY_HTML ?? "set STUDY_HTML")).href;
 let browser;
 
 before(async () => {
-  const executablePath = process.env.CHROMIUM ?? "/usr/bin/chromium";
-  browser = await chromium.launch({ executablePath, args: ["--headless", "--no-sandbox", "--disable-gpu"] });
+  browser = await launch();
 });
 
 after(() => browser?.close());
 
-/** Opens the page, runs `look`, and fails on any complaint and on any request but the file. */
-async function visit(options, look) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
-  const page = await context.newPage();
-  const complaints = [];
-  page.on("console", (message) => ["error", "warning"].includes(message.type()) && complaints.push(message.text()));
-  page.on("pageerror", (error) => complaints.push(error.message));
-  page.on("request", (request) => request.url() !== url && complaints.push(request.url()));
-  try {
-    await page.goto(url);
-    await look(page);
-    assert.deepEqual(complaints, []);
-  } finally {
-    await context.close();
-  }
-}
+const visit = (options, look) => visitPage(browser, url, look, options);
 
 for (const width of [1280, 400]) {
   for (const colorScheme of ["light", "dark"]) {

@@ -128,12 +128,13 @@ def test_the_recipe_of_the_image_copies_what_there_is() -> None:
     folder = CHART.parent.parent / "container"
     lines = (folder / "Containerfile").read_text().splitlines()
     ignored = (folder / "Containerfile.dockerignore").read_text().splitlines()
-    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY") and "--from" not in line]
+    own = [line for line in lines if line.startswith(("COPY", "ADD")) and "--from" not in line]
+    copied = [line.split()[1:-1] for line in own]
     sources = [word for words in copied for word in words if not word.startswith("--")]
     assert {"Cargo.toml", "Cargo.lock", "crates", "profiles"} <= set(sources)
     for source in sources:
         assert f"!{source}" in ignored, f"{source} is not sent to the builder"
-        assert source.startswith("target/dist/") or (ROOT / source).exists(), source
+        assert source.startswith("dist/") or (ROOT / source).exists(), source
 
 
 def test_all_values_render_to_objects_that_fit_each_other(plane: ControlPlane) -> None:

@@ -70,6 +70,19 @@ def test_shares_are_exact_and_follow_changes(room: Room, flags: list[str]) -> No
     assert room.replays()
 
 
+def test_the_default_policy_promises_the_share_of_a_job_file(room: Room) -> None:
+    room.up("--devices", "1")
+    room.submit("third", [sys.executable, "-c", "while True: pass"], share=0.3)
+    room.submit("half", [sys.executable, "-c", "while True: pass"], share=0.5)
+    room.until(lambda: all(room.state_of(name) == "running" for name in ("third", "half")))
+    assert [room.jobs()[name]["share"] for name in ("third", "half")] == [0.3, 0.5]
+    # No room for another half: it waits for its turn.
+    room.submit("waits", [sys.executable, "-c", "while True: pass"], share=0.5)
+    room.until(lambda: room.state_of("waits") == "pending")
+    assert_shares({"third": room.pid_of("third")}, 0.3)
+    assert room.replays()
+
+
 def test_a_share_survives_the_daemon_and_is_checked(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "1", "--no-cgroups")
     room.submit("opaque", [sys.executable, "-c", "while True: pass"])

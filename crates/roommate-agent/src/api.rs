@@ -17,6 +17,7 @@ pub mod caller;
 pub mod client;
 pub(crate) mod connections;
 pub mod control;
+pub mod dashboard;
 pub mod event_text;
 pub mod http;
 pub mod job_file;

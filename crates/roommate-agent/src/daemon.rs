@@ -202,8 +202,8 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
     let service = Service::new(calls, paths, mode, tokens, most_requests);
     if let Some(listening) = http {
         daemon.http = Some(listening.url());
-        let service = Arc::clone(&service);
-        small_thread("http", move || listening.serve(&service)).map_err(failed)?;
+        let site = Arc::new(Arc::clone(&service));
+        small_thread("http", move || listening.serve(&site)).map_err(failed)?;
     }
     small_thread("users", move || control::serve(&control_at, &service)).map_err(failed)?;
     let from = Arc::clone(&inbox);
@@ -698,11 +698,7 @@ pub(crate) fn written(writer: Writer<Vec<u8>>) -> Result<Vec<u8>, AgentError> {
 /// The head of a new journal.
 pub(crate) fn new_head(config: &Config, machine: &Machine) -> Result<Head, AgentError> {
     let policy = config.policy.clone().unwrap_or_else(|| USUAL_POLICY.into());
-    let entry = roommate_core::policy::find(&policy)?;
-    let params = match entry.params(&config.params)? {
-        serde_json::Value::Object(map) => map,
-        _ => Params::new(),
-    };
+    let params = roommate_core::policy::find(&policy)?.live_params(&config.params)?;
     let run = (&*policy, params);
     let head = Head::new(journal::LIVE, run, machine.cluster(), config.costs, config.seed);
     Ok(Head { known_pairs: config.known.as_ref().map(|k| k.pairs.clone()), ..head })

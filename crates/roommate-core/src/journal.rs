@@ -15,10 +15,12 @@
 //! before a fold uses it as an index; a reader knows all versions before its own.
 
 pub mod explain;
+pub mod forecast;
 pub mod gantt;
 pub mod metrics;
 pub mod occupancy;
 pub mod replay;
+pub mod timeline;
 
 use crate::cluster::Cluster;
 use crate::engine::{Engine, Step};
@@ -518,6 +520,27 @@ pub fn read(mut from: impl BufRead, to: &mut dyn Observer) -> Result<(), Journal
     }
     let whole = check.ended || check.goes_on;
     if whole { Ok(()) } else { Err(JournalError::CutOff { line: check.line }) }
+}
+
+/// Reads a journal that still grows, in pieces.
+#[derive(Default)]
+pub struct Reader {
+    check: Check,
+}
+
+impl Reader {
+    /// Feeds the next lines to an observer. Bytes after the last line are not read: they come again
+    /// in front of the next piece. Returns how many were read.
+    pub fn read(&mut self, piece: &[u8], to: &mut dyn Observer) -> Result<usize, JournalError> {
+        let whole = piece.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+        for text in piece[..whole].split_inclusive(|b| *b == b'\n') {
+            self.check.line += 1;
+            if !text.iter().all(u8::is_ascii_whitespace) {
+                self.check.take(text, to)?;
+            }
+        }
+        Ok(whole)
+    }
 }
 
 /// What a reader has read so far, to reject lines that cannot follow.

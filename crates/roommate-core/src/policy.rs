@@ -256,6 +256,21 @@ impl Entry {
         (self.defaults)(self.merged(params)).map_err(|what| self.wrong(what))
     }
 
+    /// All parameters for a world of real jobs: a part of a GPU that one of them asks for is
+    /// promised to it, unless the parameters given say otherwise. In traces such parts are records
+    /// of what another scheduler gave away.
+    pub fn live_params(&self, given: &Params) -> Result<Params, PolicyError> {
+        const PROMISE: &str = "promise_parts";
+        let mut params = given.clone();
+        if !given.contains_key(PROMISE) && self.params(given)?.get(PROMISE).is_some() {
+            params.insert(PROMISE.into(), true.into());
+        }
+        match self.params(&params)? {
+            Value::Object(all) => Ok(all),
+            _ => Ok(Params::new()),
+        }
+    }
+
     /// Random parameters for this case, from the values that its file lists.
     pub fn fuzz(&self, rng: &mut Rng, case: FuzzCase) -> Result<Params, PolicyError> {
         let defaults = self.params(&Params::new())?;

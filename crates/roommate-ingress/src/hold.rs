@@ -9,7 +9,9 @@
 //!
 //! Expectations are wrong in ways that depend on model, roommate and load, so `margin` is learned:
 //! each late request lowers it, each timely one raises it, by steps that balance when a third of
-//! the requests that may be late are late.
+//! the requests that may be late are late. These steps are small: a server that was slow only
+//! while it started would have its roommates held back for a minute. So a margin below the first
+//! one rises by a part of the time that even the slowest of some hundred requests had to spare.
 
 use crate::spec::Objective;
 use std::time::{Duration, Instant};
@@ -25,6 +27,11 @@ const MOST_STEPS: f64 = 0.15;
 const BATCH: Duration = Duration::from_millis(3);
 /// The part of the requests that may be late which the margin aims at.
 const AIM: f64 = 0.3;
+/// Requests of which the slowest is looked at, up to which part of the objective it has time to
+/// spare, and which part of that the margin rises by.
+const LOOKED_AT: u32 = 200;
+const NONE_TO_SPARE: f64 = 0.9;
+const RAISE: f64 = 0.04;
 /// How much larger the margin is while no batch is in work.
 const FILLING: f64 = 0.3;
 /// How much larger the margin is for a request that is in time without closing the gate, and up to
@@ -70,6 +77,8 @@ pub(crate) struct Hold {
     margin: f64,
     /// When requests of the last late batch ended, and by how much they lowered the margin.
     lowered: Option<(Instant, f64)>,
+    /// Requests answered since the slowest was last looked at, and what it took, s.
+    slowest: (u32, f64),
     state: State,
 }
 
@@ -89,7 +98,8 @@ impl Hold {
     pub(crate) fn new(objective: Objective) -> Self {
         let aim = (AIM * (1.0 - objective.quantile)).clamp(1e-6, 0.5);
         let objective_s = HERE * objective.ms / 1e3;
-        Self { objective_s, aim, margin: FIRST_MARGIN, lowered: None, state: State::Open }
+        let (margin, slowest) = (FIRST_MARGIN, (0, 0.0));
+        Self { objective_s, aim, margin, lowered: None, slowest, state: State::Open }
     }
 
     /// Whether a request that was answered after this time, or is given up, is late.
@@ -108,6 +118,14 @@ impl Hold {
             self.lowered = Some((at, sum + step));
         } else {
             self.margin += STEP * self.aim / (1.0 - self.aim);
+        }
+        let (requests, slowest_s) = self.slowest;
+        let took_s = after.map_or(f64::INFINITY, |after| after.as_secs_f64());
+        self.slowest = (requests + 1, slowest_s.max(took_s));
+        if self.slowest.0 == LOOKED_AT {
+            let spare = (NONE_TO_SPARE - self.slowest.1 / self.objective_s).max(0.0);
+            self.margin = self.margin.max((self.margin + RAISE * spare).min(FIRST_MARGIN));
+            self.slowest = (0, 0.0);
         }
         self.margin = self.margin.clamp(LEAST_MARGIN, MOST_MARGIN);
     }
@@ -207,6 +225,19 @@ mod tests {
         let late = Latest::InWork(needs(ms(500)));
         let closed = (0..2000).filter(|i| hold.look(late, at + ms(*i))).count();
         assert!((1950..1970).contains(&closed), "{closed}");
+    }
+
+    #[test]
+    fn a_slow_start_is_forgotten_after_some_thousand_requests() {
+        let (mut hold, at) = (hold(), Instant::now());
+        (0..100).for_each(|i| hold.answered(Some(ms(200)), at + ms(10 * i)));
+        assert!(hold.margin < 0.25);
+        (0..5000).for_each(|i| hold.answered(Some(ms(30)), at + ms(2000 + 2 * i)));
+        assert!(hold.margin > 0.95 * FIRST_MARGIN, "{}", hold.margin);
+        // Where there is little time to spare it is not.
+        (0..100).for_each(|i| hold.answered(Some(ms(200)), at + ms(13_000 + 10 * i)));
+        (0..5000).for_each(|i| hold.answered(Some(ms(90)), at + ms(20_000 + 2 * i)));
+        assert!(hold.margin < 0.4, "{}", hold.margin);
     }
 
     #[test]

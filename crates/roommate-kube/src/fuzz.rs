@@ -43,7 +43,7 @@ pub struct Outcome {
     /// Pods that wait at the end although a whole GPU is idle for them. A policy may have a reason;
     /// for those that never leave a GPU idle it counts as a leak.
     pub stuck: u64,
-    /// Pods whose constraints do not allow their node.
+    /// Pods whose constraints or CPU do not allow their node, or whose GPUs are ill.
     pub misplaced: u64,
     /// Pods that were bound beyond the quota of a queue that may not borrow.
     pub over_quota: u64,
@@ -666,11 +666,16 @@ impl Fuzz {
                 let annotations = pod.metadata.annotations.get_or_insert_default();
                 annotations.insert(names::ASSIGNMENT.into(), assignment.clone());
                 let may = self.api.nodes.get(node).map(|n| {
-                    crate::constraint::Constraint::of(&pod).allows(n) && is_well(n, assignment)
+                    crate::constraint::Constraint::of(&pod).allows(n)
+                        && is_well(n, assignment)
+                        && self.cpu_used(node) + pod.room().0 <= n.has("cpu", 1e-3)
                 });
                 // A node may change after the decision; the scheduler saw it as it was told.
                 if may == Some(false) && self.api.news.is_empty() && !self.faults {
                     self.out.misplaced += 1;
+                    let name = pod.name();
+                    let what = format!("{name} was bound to {node}, which has no room for it");
+                    self.out.first.get_or_insert(what);
                 }
                 if self.keeps_quotas {
                     self.check_quota(&pod);
@@ -745,6 +750,12 @@ impl Fuzz {
             let what = format!("{} was bound although {name} uses {used} of {quota}", bound.name());
             self.out.first.get_or_insert(what);
         }
+    }
+
+    /// CPU that pods on a node use, in thousandths of a core.
+    fn cpu_used(&self, node: &str) -> u64 {
+        let on = |h: &&Held| h.pod.spec.node_name.as_deref() == Some(node) && !h.pod.has_ended();
+        self.api.pods.values().filter(on).map(|h| h.pod.room().0).sum()
     }
 
     fn check_journal(&mut self) {
@@ -861,9 +872,7 @@ impl Fuzz {
         let idle = |node: &Node, request: &Request| {
             let Some(shape) = Shape::of(node, names::RESOURCE) else { return false };
             let held = truth.node(node.name());
-            let on = |h: &&Held| h.pod.spec.node_name.as_deref() == Some(node.name());
-            let here = || self.api.pods.values().filter(on).filter(|h| !h.pod.has_ended());
-            let cpu: u64 = here().map(|h| h.pod.needs("cpu", 1e-3)).sum();
+            let cpu = self.cpu_used(node.name());
             node.is_ready()
                 && request.constraint.allows(node)
                 && cpu + 4000 <= u64::from(shape.cpu_milli)

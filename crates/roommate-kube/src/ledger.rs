@@ -28,6 +28,11 @@ impl Hold {
             if assignment.suspended { (0, 0) } else { (knobs.sm_permille, knobs.mem_mib) };
         Self { node: node.into(), gpus: assignment.gpus.clone(), share_permille, mem_mib }
     }
+
+    /// Whether any of its GPUs is one of these, which are ascending.
+    pub fn is_on_any(&self, numbers: &[u16]) -> bool {
+        self.gpus.iter().any(|gpu| numbers.binary_search(gpu).is_ok())
+    }
 }
 
 /// What the pods on a GPU hold together.

@@ -79,12 +79,9 @@ pub struct Settings {
 impl Settings {
     /// The usual settings with this policy.
     pub fn of(policy: &str) -> Self {
-        // A part of a GPU that a pod asks for is promised to it, whatever the policy.
-        let has_promises = policy == "roommate";
-        let promise = || ("promise_parts".to_string(), true.into());
         Self {
             policy: policy.into(),
-            params: has_promises.then(promise).into_iter().collect(),
+            params: Params::new(),
             costs: Costs { backoff: Span::from_secs(1.0), ..Costs::default() },
             seed: 1,
             resource: names::RESOURCE.into(),
@@ -95,10 +92,7 @@ impl Settings {
     }
 
     pub(crate) fn all_params(&self) -> Result<Params, PolicyError> {
-        match policy::find(&self.policy)?.params(&self.params)? {
-            serde_json::Value::Object(map) => Ok(map),
-            _ => Ok(Params::new()),
-        }
+        policy::find(&self.policy)?.live_params(&self.params)
     }
 }
 
@@ -374,6 +368,8 @@ pub struct World {
     queues: BTreeMap<String, Queue>,
     /// When it is looked at the queues, if they need it.
     queue_look: Option<Time>,
+    /// What queues gave back a moment ago, and when.
+    given_back: Vec<(Time, u64)>,
     /// Works that came so far.
     arrivals: u64,
     ledger: Ledger,
@@ -421,6 +417,7 @@ impl World {
             profiles: BTreeMap::new(),
             queues: BTreeMap::new(),
             queue_look: None,
+            given_back: Vec::new(),
             arrivals: 0,
             ledger: Ledger::default(),
             part: None,
@@ -769,6 +766,13 @@ impl World {
         }
         let node = self.ledger.of(uid).map(|h| h.node.clone());
         self.ledger.set(uid, hold);
+        let now = self.ledger.of(uid).map(|h| &h.node);
+        for name in node.iter().chain(now) {
+            let shape = self.nodes.get(name).and_then(|known| known.shape.as_ref());
+            if shape.is_some_and(|shape| !shape.unhealthy.is_empty()) {
+                self.rooms.insert(name.clone());
+            }
+        }
         // Somebody may have waited for this.
         if let Some(waiting) = node.and_then(|n| self.blocked.remove(&n)) {
             self.dirty.extend(waiting);
@@ -782,7 +786,7 @@ impl World {
         if ours || known.pod.has_ended() {
             return;
         }
-        let needs = (known.pod.needs("cpu", 1e-3), known.pod.needs("memory", 1024.0 * 1024.0));
+        let needs = known.pod.room();
         let Some(of) = self.nodes.get_mut(&node) else { return };
         let add = |a: u64, b: u64| if here { a.saturating_add(b) } else { a.saturating_sub(b) };
         of.foreign = (add(of.foreign.0, needs.0), add(of.foreign.1, needs.1));
@@ -793,12 +797,24 @@ impl World {
         let node = self.part.as_ref()?.node(name)?;
         let known = self.nodes.get(name)?;
         let shape = known.shape.as_ref()?;
+        let ill = self.on_unhealthy(name, shape);
         let left = |all: u32, used: u64| u64::from(all).saturating_sub(used).max(1) as u32;
         Some(Event::NodeRoom {
             node,
-            cpu_milli: left(shape.cpu_milli, known.foreign.0),
-            host_mib: left(shape.host_mib, known.foreign.1),
+            cpu_milli: left(shape.cpu_milli, known.foreign.0 + ill.0),
+            host_mib: left(shape.host_mib, known.foreign.1 + ill.1),
         })
+    }
+
+    /// CPU and memory of our pods on GPUs that cannot be used now: the engine knows neither the
+    /// GPUs nor the pods.
+    fn on_unhealthy(&self, name: &str, shape: &Shape) -> (u64, u64) {
+        if shape.unhealthy.is_empty() {
+            return (0, 0);
+        }
+        let ill = |hold: Hold| hold.node == name && hold.is_on_any(&shape.unhealthy);
+        let pods = self.pods.values().filter(|known| known.hold().is_some_and(ill));
+        pods.map(|known| known.pod.room()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
     }
 
     /// Why no pod with these labels may be bound: a pod that is there would not have it near.

@@ -1,6 +1,7 @@
 //! The simulator of Roommate: a trace-driven world in virtual time around the same engine that
 //! drives real GPUs, the trace readers that feed it, and the HTML reports of its results.
 
+pub mod advice;
 pub mod bound;
 pub mod compat;
 pub mod fault;

@@ -4,6 +4,7 @@
 //! the figures. The scripts in `report/` draw the figures. Journals are read and metrics computed
 //! elsewhere. The same runs give the same page, byte for byte.
 
+mod advice;
 mod all_figures;
 mod condense;
 mod data;
@@ -13,6 +14,7 @@ mod study;
 mod text;
 pub mod view;
 
+pub use advice::{Page, advice};
 pub use study::study;
 
 use condense::{clean_steps, mean_over_time};

@@ -13,6 +13,8 @@ mod field;
 mod gavel;
 pub mod gzip;
 mod helios;
+pub mod in_use;
+mod kube;
 mod layout;
 mod lines;
 pub(crate) mod mix;
@@ -23,6 +25,8 @@ pub mod pairs;
 mod philly;
 mod philly_log;
 pub mod recorded;
+mod remark;
+mod sacct;
 pub mod stats;
 pub mod study;
 mod synergy;
@@ -30,6 +34,7 @@ pub mod synth;
 mod tiresias;
 
 pub use error::{Problem, TraceError};
+pub use remark::{Remark, Remarks};
 
 use crate::serving::requests::{Bursts, Requests};
 use roommate_core::performance::goodput::Training;
@@ -315,6 +320,10 @@ pub enum Format {
     ElasticFlow,
     /// Synergy: times in seconds, work in iterations of a model. Needs a table of models.
     Synergy,
+    /// Slurm: what `sacct --parsable2` prints of a cluster's own past.
+    Sacct,
+    /// Kubernetes: pods, events and audit logs as JSON.
+    Kube,
 }
 
 named!(
@@ -330,7 +339,9 @@ named!(
     Chronus = "chronus",
     Tiresias = "tiresias",
     ElasticFlow = "elasticflow",
-    Synergy = "synergy"
+    Synergy = "synergy",
+    Sacct = "sacct",
+    Kube = "kube"
 );
 
 /// Options of reading a trace.
@@ -377,8 +388,15 @@ pub struct Trace {
     /// Calendar time of zero in seconds since 1970 on the cluster's own clock, where the file has
     /// it.
     pub origin_s: Option<u64>,
-    /// Number of jobs without GPUs, in formats that have such jobs; they are left out.
-    pub cpu_jobs: u64,
+    /// What was left out of the file or changed, by reason.
+    pub remarks: Remarks,
+}
+
+impl Trace {
+    /// How often a reason occurred.
+    pub fn count(&self, remark: Remark) -> u64 {
+        self.remarks.get(&remark).copied().unwrap_or(0)
+    }
 }
 
 /// Reads a trace from a plain or gzip-compressed file.

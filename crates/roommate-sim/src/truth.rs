@@ -12,6 +12,7 @@ use roommate_core::interference::stages::Interleaved;
 use roommate_core::interference::utilization::{Demand, Utilization};
 use roommate_core::interference::{self, Undisturbed};
 use roommate_core::math::hash::fnv1a;
+use roommate_core::math::rng::Rng;
 use roommate_core::measurement::atlas::{Atlas, Empty, read_graphs};
 use roommate_core::measurement::contention::TaskId;
 use roommate_core::measurement::rows::{self, TaskKind};
@@ -61,6 +62,11 @@ pub static TRUTHS: &[TruthEntry] = &[
         name: "stages",
         summary: "From the stages of a step that the tenants interleave",
         recipe: Recipe::Profiles(|all| (Box::new(Interleaved::default()), all.len())),
+    },
+    TruthEntry {
+        name: "saturated",
+        summary: "Every job fills its GPU alone, so that tenants do not do more than take turns",
+        recipe: Recipe::Profiles(saturated),
     },
     TruthEntry {
         name: "none",
@@ -224,6 +230,14 @@ fn utilization(atlas: &Arc<Atlas>, profiles: Profiles<'_>) -> Model {
     (Box::new(Utilization::new(demands.collect())), known(&works))
 }
 
+/// The least that sharing can bring: n tenants run at 1/n of their speed each.
+fn saturated(profiles: Profiles<'_>) -> Model {
+    let full = Demand { sm: 1.0, ..Demand::default() };
+    let mut model = Utilization::new(vec![full; profiles.len()].into());
+    (model.sm_loss, model.slowest) = (1.0, 0.0);
+    (Box::new(model), profiles.len())
+}
+
 fn table(pairs: &Pairs, profiles: Profiles<'_>) -> Model {
     let names: Vec<&str> = profiles.iter().map(|(name, _)| name.as_str()).collect();
     let (table, known) = pairs.table(&names);
@@ -290,6 +304,29 @@ impl Truth {
     }
 }
 
+/// Gives each training job whose kind of work was not measured a measured task, and its GPU memory
+/// where the trace has none. The tasks are drawn by seed; the jobs of one user under the same name
+/// are of one kind and get the same.
+pub fn deal_tasks(atlas: &Atlas, jobs: &mut [TraceJob], seed: u64) {
+    let train = atlas.tasks().filter(|(_, kind, _)| *kind == TaskKind::Train);
+    let tasks: Vec<&str> = train.map(|(_, _, name)| name).collect();
+    for job in jobs.iter_mut().filter(|job| job.class != TraceClass::Service) {
+        let own = (job.batch > 0).then_some(job.batch);
+        let known = |job: &TraceJob| work(atlas, job.model.as_deref()?, own);
+        if known(job).is_none() {
+            let kind = match (&job.user, &job.model) {
+                (_, None) => job.id.clone(),
+                (user, Some(model)) => format!("{}/{model}", user.as_deref().unwrap_or_default()),
+            };
+            let lot = Rng::stream(seed, fnv1a(kind.as_bytes())).below(tasks.len().max(1) as u64);
+            job.model = tasks.get(lot as usize).map(|task| (*task).to_owned());
+        }
+        if let (0, Some(work)) = (job.mem_mib, known(job)) {
+            job.mem_mib = atlas.counters(work.task, work.batch).mem_mib;
+        }
+    }
+}
+
 fn demand(atlas: &Atlas, work: Work) -> Demand {
     let footprint = atlas.footprint(work.task, work.batch);
     let counters = atlas.counters(work.task, work.batch);
@@ -306,7 +343,8 @@ fn demand(atlas: &Atlas, work: Work) -> Demand {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roommate_core::idx::JobIdx;
+    use roommate_core::idx::{JobIdx, ProfileIdx};
+    use roommate_core::job::Spec;
     use roommate_core::knobs::Knobs;
     use roommate_core::state::{Costs, State};
 
@@ -318,6 +356,45 @@ mod tests {
         let state = State::new(&"1x1".parse().unwrap(), Costs::default());
         let tenants = [(JobIdx(0), Knobs::WHOLE), (JobIdx(1), Knobs::WHOLE)];
         assert_eq!((model.speed(&state, 0, &tenants, 0).mean, known), (0.5, 1));
+    }
+
+    #[test]
+    fn saturated_tenants_take_turns() {
+        let made = find("saturated").unwrap().build(|| Err(()), || Err(())).unwrap();
+        let profiles = [("work".to_string(), Profile::of_step(1.0))];
+        let (model, _) = made.model(&profiles);
+        let mut state = State::new(&"1x1".parse().unwrap(), Costs::default());
+        state.specs = vec![Spec::training(1, 1.0, ProfileIdx(0)); 3].into();
+        let tenants = [0, 1, 2].map(|job| (JobIdx(job), Knobs::WHOLE));
+        for n in 1..=3 {
+            let speed = model.speed(&state, 0, &tenants[..n], 0).mean;
+            assert!((speed - 1.0 / n as f64).abs() < 1e-12, "{n} tenants at {speed}");
+        }
+    }
+
+    #[test]
+    fn jobs_of_one_user_and_name_get_one_task() {
+        let atlas = h200().unwrap();
+        let job = |id: &str, user: &str, model: &str| {
+            let mut job = TraceJob::new(id.into(), 0, 1, 1.0);
+            job.user = Some(user.to_owned());
+            job.model = (!model.is_empty()).then(|| model.to_owned());
+            job
+        };
+        let mut jobs =
+            vec![job("a", "ann", "bert-large"), job("b", "ann", "run"), job("c", "ann", "run")];
+        jobs.extend((0..40).map(|i| job(&format!("u{i}"), &format!("u{i}"), "run")));
+        let dealt = |seed: u64| {
+            let mut jobs = jobs.clone();
+            deal_tasks(&atlas, &mut jobs, seed);
+            assert!(jobs.iter().all(|job| job.mem_mib > 0));
+            jobs.into_iter().map(|job| job.model.unwrap()).collect::<Vec<_>>()
+        };
+        let first = dealt(0);
+        assert_eq!((first[0].as_str(), &first[1]), ("bert-large", &first[2]));
+        assert!(first[3..].iter().any(|model| *model != first[1]), "{first:?}");
+        assert_eq!(dealt(0), first);
+        assert_ne!(dealt(1), first);
     }
 
     #[test]

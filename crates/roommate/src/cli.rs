@@ -8,6 +8,7 @@ pub(crate) mod machine;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use roommate_core::cluster::Cluster;
 use roommate_core::state::Costs;
+use roommate_sim::advice;
 use roommate_sim::compat::COMPATS;
 use roommate_sim::trace::{self, synth};
 use roommate_sim::truth::TRUTHS;
@@ -28,6 +29,8 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Run a trace through several policies side by side
     Compare(Compare),
+    /// Say what another policy would have saved on a cluster's past
+    Advise(AdviseTrace),
     /// Compute a mean completion time that no policy can beat on a trace
     Bound(Bound),
     /// Compare policies with the optimal schedule of a small scenario
@@ -54,6 +57,8 @@ pub(crate) enum Command {
     Submit(machine::Submit),
     /// Watch devices, jobs and the queue, and act on them
     Top(machine::Top),
+    /// Open the dashboard of the daemon, or of journals, in a browser
+    Ui(machine::Ui),
     /// List the daemon's jobs
     Ps(machine::Ps),
     /// Describe one job, or the machine
@@ -90,6 +95,11 @@ pub(crate) enum Command {
     Front(machine::Front),
     #[command(hide = true)]
     GpuTest(machine::GpuTest),
+    /// Write the pages of the manual into a folder
+    Man {
+        /// The folder
+        folder: PathBuf,
+    },
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -147,6 +157,13 @@ fn compat_parser() -> clap::builder::PossibleValuesParser {
 
 fn truth_parser() -> clap::builder::PossibleValuesParser {
     let values = TRUTHS.iter().map(|t| clap::builder::PossibleValue::new(t.name).help(t.summary));
+    values.collect::<Vec<_>>().into()
+}
+
+/// Truths that need no further input and that a blind run can have.
+fn advice_truth_parser() -> clap::builder::PossibleValuesParser {
+    let values = TRUTHS.iter().filter(|t| !matches!(t.name, "table" | "stages"));
+    let values = values.map(|t| clap::builder::PossibleValue::new(t.name).help(t.summary));
     values.collect::<Vec<_>>().into()
 }
 
@@ -263,6 +280,10 @@ pub(crate) struct Sim {
     /// The policy
     #[arg(long, short, default_value = "tiresias")]
     pub(crate) policy: String,
+    /// Ask a policy of your own, in a process that listens on this Unix socket (see `roommate.lab`
+    /// in the Python package)
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["policy", "set", "compat"])]
+    pub(crate) policy_socket: Option<PathBuf>,
     /// Set a parameter of the policy: name=value, the value as JSON or plain text
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
@@ -312,6 +333,51 @@ pub(crate) struct Compare {
     /// Write a journal for each policy into this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) journals: Option<PathBuf>,
+    /// Write an HTML report
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AdviseTrace {
+    /// The history: what sacct or kubectl printed, or any trace; `-` for standard input
+    pub(crate) trace: PathBuf,
+    /// The cluster, as for `compare`; guessed from what was in use, unless given
+    #[arg(long, value_parser = cluster)]
+    pub(crate) cluster: Option<Cluster>,
+    /// The policies to try, separated by commas; a shortlist, unless given
+    #[arg(long, short, visible_alias = "policy", value_delimiter = ',', value_name = "NAME,...")]
+    pub(crate) policies: Vec<String>,
+    /// The policy that is most like today's scheduler; the others are compared with it
+    #[arg(long, default_value = advice::TODAY, value_name = "NAME")]
+    pub(crate) today: String,
+    /// Number of seeds: draws of what kind of work the jobs were, what a restart costs and how
+    /// speeds scatter
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(2..=1000))]
+    pub(crate) seeds: u64,
+    /// The first seed
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub(crate) seed: u64,
+    /// How roommates disturb each other, separated by commas; each is tried with each seed
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...", default_values = advice::TRUTHS)]
+    #[arg(value_parser = advice_truth_parser())]
+    pub(crate) truths: Vec<String>,
+    /// Simulate at most this many jobs in a row: of a longer history each seed draws a part
+    #[arg(long, default_value_t = 2_000, value_name = "N", value_parser = some)]
+    pub(crate) jobs: usize,
+    /// Seconds without progress when a job restarts; drawn from 15 to 240, unless given
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) restart_cost: Option<f64>,
+    #[command(flatten)]
+    pub(crate) input: TraceInput,
+    /// Simulations at the same time; as many as there are cores, unless given
+    #[arg(long, value_name = "N", value_parser = some)]
+    pub(crate) threads: Option<usize>,
     /// Write an HTML report
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod advise;
 mod bound;
 mod compare;
 mod doctor;
@@ -22,6 +23,7 @@ mod submit;
 mod token;
 mod top;
 mod trace;
+mod ui;
 mod up;
 
 use crate::cli::machine::At;
@@ -35,14 +37,15 @@ use roommate_core::journal::{self, JournalError, Observer};
 use roommate_ingress::spec::Spec;
 use roommate_sim::trace::Problem;
 use roommate_sim::trace::gzip;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
+use std::{fs, io};
 
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Sim(args) => sim::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Advise(args) => advise::run(&args),
         Command::Bound(args) => bound::run(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Replay(args) => replay::run(&args),
@@ -55,6 +58,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Up(args) => up::run(&args),
         Command::Submit(args) => submit::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Ui(args) => ui::run(&args),
         Command::Ps(args) => machine::ps(&args),
         Command::Describe(args) => machine::describe(&args),
         Command::Logs(args) => logs::run(&args),
@@ -75,6 +79,12 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
             Ok(roommate_ingress::run(spec, &args.command).into())
         }
         Command::GpuTest(args) => up::gpu_test(&args),
+        Command::Man { folder } => {
+            fs::create_dir_all(&folder)
+                .and_then(|()| clap_mangen::generate_to(cli::help::command(), &folder))
+                .with_context(|| format!("could not write pages into {}", folder.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut cli::help::command(), "roommate", &mut text);

@@ -2,6 +2,7 @@
 
 use crate::atomic::AtomicFile;
 use crate::cli::{self, TraceInput, WorldArgs};
+use crate::external::{self, EXTERNAL, External};
 use crate::{console, measurements, table};
 use anyhow::Context;
 use roommate_core::cluster::Cluster;
@@ -12,7 +13,7 @@ use roommate_core::job::Retries;
 use roommate_core::journal::metrics::{Fold, Metrics};
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::measurement::atlas::Atlas;
-use roommate_core::policy::{self, Entry, Params};
+use roommate_core::policy::{self, Entry, Params, Policy};
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_sim::bound::{Bound, bound};
@@ -23,7 +24,7 @@ use roommate_sim::scenario::{Contender, SampledWorkload, Scenario};
 use roommate_sim::serving::Measuring;
 use roommate_sim::trace::{self, ReadOptions, Trace, TraceJob, synth};
 use roommate_sim::truth::{self, Truth};
-use roommate_sim::workload::{self, Measurements, Setting, Workload};
+use roommate_sim::workload::{self, Measurements, Setting, Unfit, Workload};
 use roommate_sim::world::{Setup, simulate};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -93,6 +94,11 @@ impl Choice {
         &self.params
     }
 
+    /// Whether the policy has to know how long jobs take.
+    pub(crate) fn knows_durations(&self) -> bool {
+        self.entry.knows_durations
+    }
+
     /// The name of the policy.
     pub(crate) fn name(&self) -> &'static str {
         self.entry.name
@@ -130,13 +136,12 @@ pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trac
             console::say(&format!("  {error}"));
         }
     }
-    if trace.cpu_jobs > 0 {
-        let jobs = table::count(trace.cpu_jobs, "job");
-        console::say(&format!("left out {jobs} without a GPU"));
+    for (remark, n) in &trace.remarks {
+        console::say(&remark.told(*n));
     }
     if trace.jobs.is_empty() {
-        let left_out = trace.dropped + trace.cpu_jobs > 0;
-        let which = if left_out { " that could run" } else { "" };
+        let left_out = trace.remarks.keys().any(|r| r.is_left_out());
+        let which = if left_out || trace.dropped > 0 { " that could run" } else { "" };
         anyhow::bail!("trace {:?} has no jobs{which}", path.display().to_string());
     }
     Ok(trace)
@@ -148,17 +153,36 @@ impl Lab {
         input: &TraceInput,
         world: &WorldArgs,
     ) -> anyhow::Result<Self> {
-        let compat = world.compat.as_deref().and_then(compat::find);
         if world.blind && world.truth == "stages" {
             let what = "--blind hides the stages of steps, from which --truth stages is made";
             return Err(console::advise(what, "use --truth measured"));
         }
-        let own = world.measurements.as_deref().map(measurements::atlas).transpose()?.map(Arc::new);
-        let truth = truth(world, input, own.as_ref())?;
-        let (source, mut trace) = match trace {
+        let (source, trace) = match trace {
             Some(path) => (path.display().to_string(), read_trace(path, input)?),
             None => ("invented trace".to_string(), invented(world)),
         };
+        let (lab, unfit) = Self::of(trace, source, input, world)?;
+        if let Some(first) = unfit.first() {
+            let jobs = table::count(unfit.len() as u64, "job");
+            console::say(&format!("dropped {jobs}, the first: {first}"));
+        }
+        if lab.workload.arrivals.is_empty() {
+            anyhow::bail!("{:?} has no jobs that could run on {}", lab.source, world.cluster);
+        }
+        Ok(lab)
+    }
+
+    /// A trace in memory, in a world; also the jobs that were dropped because the cluster can never
+    /// run them.
+    pub(crate) fn of(
+        mut trace: Trace,
+        source: String,
+        input: &TraceInput,
+        world: &WorldArgs,
+    ) -> anyhow::Result<(Self, Vec<Unfit>)> {
+        let compat = world.compat.as_deref().and_then(compat::find);
+        let own = world.measurements.as_deref().map(measurements::atlas).transpose()?.map(Arc::new);
+        let truth = truth(world, input, own.as_ref())?;
         let stand_ins = if compat.is_none() { truth.name_models(&mut trace.jobs) } else { 0 };
         truth.fill_memory(&mut trace.jobs);
         let format = trace.format.to_string();
@@ -176,15 +200,8 @@ impl Lab {
             spread_penalty: !world.no_spread_penalty,
         };
         let (workload, unfit) = workload::prepare(trace.jobs, &setting)?;
-        if let Some(first) = unfit.first() {
-            let jobs = table::count(unfit.len() as u64, "job");
-            console::say(&format!("dropped {jobs}, the first: {first}"));
-        }
-        if workload.arrivals.is_empty() {
-            anyhow::bail!("{source:?} has no jobs that could run on {}", world.cluster);
-        }
         let dropped = dropped + unfit.len() as u64;
-        Ok(Self {
+        let lab = Self {
             workload,
             world: world.clone(),
             compat,
@@ -195,7 +212,8 @@ impl Lab {
             format,
             dropped,
             sm_s: 0.0,
-        })
+        };
+        Ok((lab, unfit))
     }
 
     /// The workload of one seed of a scenario.
@@ -262,12 +280,43 @@ impl Lab {
         let Value::Object(all_params) = entry.params(params)? else {
             anyhow::bail!("parameters of {name} are not an object");
         };
+        self.run_policy(name, all_params, policy, journal, extra, progress)
+    }
+
+    /// Simulates a policy that another process decides for; it listens on this socket.
+    pub(crate) fn run_external(
+        &self,
+        socket: &Path,
+        journal: Option<&Path>,
+        extra: &mut dyn Observer,
+        progress: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<Run> {
+        let names = external::Names {
+            jobs: self.workload.arrivals.iter().map(|job| job.name.clone()).collect(),
+            profiles: self.workload.profiles.iter().map(|(name, _)| name.clone()).collect(),
+        };
+        let (policy, failure) = External::connect(socket, names)?;
+        let policy = Box::new(policy);
+        let run = self.run_policy(EXTERNAL, Params::new(), policy, journal, extra, progress);
+        // What the simulation says after the policy has failed is only a consequence.
+        failure.take().map_or(run, Err)
+    }
+
+    fn run_policy(
+        &self,
+        name: &str,
+        params: Params,
+        policy: Box<dyn Policy>,
+        journal: Option<&Path>,
+        extra: &mut dyn Observer,
+        progress: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<Run> {
         let (known_pairs, truth) = self.models_for(name)?;
         let setup = Setup {
             cluster: self.world.cluster.clone(),
             costs: self.costs(name),
             policy_name: name.into(),
-            params: all_params,
+            params,
             policy,
             known_pairs,
             truth,
@@ -475,6 +524,6 @@ fn invented(world: &WorldArgs) -> Trace {
         dropped: 0,
         first_dropped: Vec::new(),
         origin_s: None,
-        cpu_jobs: 0,
+        remarks: trace::Remarks::new(),
     }
 }

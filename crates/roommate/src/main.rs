@@ -5,6 +5,7 @@ mod cli;
 mod command;
 mod console;
 mod experiment;
+mod external;
 mod measurements;
 mod table;
 

@@ -3,6 +3,8 @@
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes its texts so")]
 #![expect(clippy::needless_pass_by_value, reason = "a table of examples reads better without &")]
 
+#[path = "program/advise.rs"]
+mod advise;
 #[path = "program/answers.rs"]
 mod answers;
 #[path = "program/formats.rs"]

@@ -385,7 +385,7 @@ fn root() -> PathBuf {
 /// downloads.
 fn files() -> Vec<(String, String)> {
     const SKIPPED: &[&str] =
-        &["target", ".git", ".venv", "node_modules", "out", "__pycache__", ".mypy_cache"];
+        &["target", ".git", ".venv", "node_modules", "out", "dist", "__pycache__", ".mypy_cache"];
     let (root, mut folders, mut found) = (root(), vec![root()], Vec::new());
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {

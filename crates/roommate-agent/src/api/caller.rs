@@ -234,6 +234,10 @@ impl Caller {
     /// The answer to a request that the caller may not make, whatever the job.
     pub(crate) fn refusal(&self, request: &Request, mode: Mode) -> Option<Reply> {
         let (needs, only_admins) = match request {
+            // Others are in it, so it is for those who may read the journal.
+            Request::WhatIf(_) => {
+                (Scope::Read, mode.is_system().then_some("try a job on the machine of all"))
+            }
             Request::Ps {}
             | Request::Describe { .. }
             | Request::Logs { .. }
@@ -244,6 +248,7 @@ impl Caller {
                 (Scope::Read, mode.is_system().then_some("read the journal"))
             }
             Request::Submit(_)
+            | Request::Draft(_)
             | Request::Cancel { .. }
             | Request::Suspend { .. }
             | Request::Resume { .. }

@@ -13,12 +13,13 @@ use crate::process::rotated_file::Place;
 use crate::process::small_thread;
 use roommate_core::job::Class;
 use roommate_core::journal::explain::Moment;
+use roommate_core::journal::forecast::{Guess, Verdict};
 use roommate_core::number::Number;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,10 @@ use std::time::Duration;
 pub enum Request {
     /// Submit a job.
     Submit(Box<Submit>),
+    /// Show what would become of a job, and submit nothing.
+    WhatIf(Box<Submit>),
+    /// Submit or try a job that is given as the text of its file.
+    Draft(Box<Draft>),
     /// List all jobs.
     Ps {},
     /// Show one job.
@@ -101,6 +106,8 @@ pub enum Request {
 /// Names of the requests in HTTP paths.
 pub const VERBS: &[&str] = &[
     "submit",
+    "what_if",
+    "draft",
     "ps",
     "describe",
     "cancel",
@@ -163,6 +170,33 @@ pub struct Submit {
     pub dry_run: bool,
 }
 
+/// A job file as text, and what is to become of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Draft {
+    /// The text of the file.
+    pub text: String,
+    /// What to do with it.
+    pub then: Then,
+    /// As in [`Submit::key`].
+    pub key: String,
+    /// The folder to which paths in the file are relative; absolute, or else that of the user.
+    #[serde(default)]
+    pub workdir: Option<PathBuf>,
+}
+
+/// What to do with a draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Then {
+    /// Only check it.
+    Check,
+    /// Show what would become of it.
+    Foresee,
+    /// Submit it.
+    Submit,
+}
+
 /// Most bytes of [`Submit::key`].
 const LONGEST_KEY: usize = 200;
 
@@ -213,6 +247,8 @@ pub enum Reply {
     },
     /// The history of a job, in each part of the journal that has it.
     History(Vec<Moment>),
+    /// What would become of a job.
+    Foreseen(Box<Verdict>),
     /// A new token.
     Token {
         /// The secret, which is shown this once.
@@ -303,6 +339,12 @@ pub struct JobView {
     pub steps: Option<Number>,
     /// Seconds per step, if reported.
     pub step_s: Option<Number>,
+    /// Length of a step relative to alone as measured, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<Number>,
+    /// The same as believed from its roommates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub believed: Option<Guess>,
     /// Seconds per step in each stage, if reported.
     #[serde(default)]
     pub stages_s: Option<[Number; 4]>,
@@ -379,6 +421,9 @@ pub struct ServiceView {
     pub p99_ms: Number,
     /// Requests that wait now.
     pub queued: u32,
+    /// Part of the last window in which it held back its roommates' kernel launches.
+    #[serde(default)]
+    pub held: Number,
     /// Whether it answers.
     pub ready: bool,
 }

@@ -7,17 +7,20 @@
 //! page has no token, and after DNS rebinding its `Host` is not one that is accepted here.
 
 use crate::AgentError;
-use crate::api::connections::{self, Admission, Timed};
+use crate::api::caller::Caller;
+use crate::api::connections::{self, Admission, Admitted, Timed};
 use crate::api::control::{self, Reply, Request};
-use crate::api::service::Service;
+use crate::api::dashboard;
 use crate::api::tls::{self, Fingerprint, Identity};
 use crate::os::Disk;
 use crate::paths::Paths;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use std::borrow::Cow;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 /// Longest head of a request, in bytes.
@@ -29,6 +32,29 @@ const MOST_CONNECTIONS: usize = 64;
 /// Stack of a connection's thread: cryptography needs more than reading lines.
 const STACK: usize = 512 << 10;
 const PREFIX: &str = "/v1/";
+/// The path of what the dashboard shows, and of the journal of this number behind it.
+const STREAM: &str = "/v1/stream";
+/// Most connections that stay open for a dashboard.
+const MOST_VIEWERS: usize = 32;
+/// How long a viewer may take to read a message.
+const VIEWER_WITHIN: Duration = Duration::from_secs(20);
+/// Without news a viewer hears this often that the connection still exists. Its token is checked as
+/// often.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// Who answers requests over HTTP.
+pub(crate) trait Site: Send + Sync + 'static {
+    /// The user to whom a token belongs.
+    fn caller(&self, token: &str) -> Option<Caller>;
+    /// Whether the user may not make this request.
+    fn refuses(&self, request: &Request, caller: &Caller) -> bool;
+    /// Takes a place for a request of this length, or says why there is none.
+    fn admit(&self, caller: &Caller, length: u64) -> Result<Vec<Admitted>, String>;
+    /// Answers a request.
+    fn answer(&self, request: Request, caller: Caller) -> Reply;
+    /// What a dashboard shows: all that holds, then what changes. `number` is that of a journal.
+    fn stream(&self, number: usize, caller: &Caller) -> Result<Receiver<Arc<str>>, AgentError>;
+}
 
 /// Where to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,10 +101,11 @@ impl Listening {
     }
 
     /// Serves users, each in a thread, until the process ends.
-    pub(crate) fn serve(self, service: &Arc<Service>) {
+    pub(crate) fn serve(self, site: &Arc<impl Site>) {
         let tls = self.identity.map(|i| i.config);
         // Nobody is known before its token is read.
         let admission = Admission::new("connections", MOST_CONNECTIONS, MOST_CONNECTIONS);
+        let viewers = Admission::new("dashboards", MOST_VIEWERS, MOST_VIEWERS);
         loop {
             let Some((stream, _)) = connections::accepted(self.listener.accept()) else { continue };
             let mut stream = Timed::new(stream, PATIENCE);
@@ -92,14 +119,18 @@ impl Listening {
                     continue;
                 }
             };
-            let (service, tls) = (Arc::clone(service), tls.clone());
+            let (site, tls) = (Arc::clone(site), tls.clone());
+            let viewers = Arc::clone(&viewers);
             let work = move || {
                 if let Some(mut line) = Line::open(stream, tls) {
-                    let answer = converse(&mut line, self.here, &service);
+                    let outcome = converse(&mut line, self.here, &*site, &viewers);
                     // Whoever did not even finish the handshake is not waited for again.
                     if line.is_open() {
                         line.socket().extend(control::REPLY_WITHIN);
-                        answer.unwrap_or_else(|refusal| refusal).send(&mut line);
+                        match outcome {
+                            Ok(Outcome::Stream(stream)) => stream.send(&mut line, &*site),
+                            Ok(Outcome::Answer(answer)) | Err(answer) => answer.send(&mut line),
+                        }
                         line.close();
                     }
                 }
@@ -176,39 +207,74 @@ impl Write for Line {
     }
 }
 
+/// What becomes of a request.
+enum Outcome {
+    Answer(Answer),
+    Stream(Stream),
+}
+
 /// A response.
 struct Answer {
     status: u16,
+    kind: &'static str,
     header: Option<&'static str>,
-    reply: Reply,
+    body: Cow<'static, [u8]>,
 }
 
 impl Answer {
+    fn reply(status: u16, reply: &Reply) -> Self {
+        let mut body = serde_json::to_vec(reply).expect("a reply can always be written");
+        body.push(b'\n');
+        Self { status, kind: "application/json", header: None, body: body.into() }
+    }
+
     fn no(status: u16, what: impl Into<String>, hint: Option<&str>) -> Self {
-        let reply = Reply::Error { what: what.into(), hint: hint.map(Into::into) };
-        Self { status, header: None, reply }
+        Self::reply(status, &Reply::Error { what: what.into(), hint: hint.map(Into::into) })
     }
 
     fn busy(what: String) -> Self {
-        Self { status: 503, header: None, reply: Reply::Busy { what } }
+        Self::reply(503, &Reply::Busy { what })
     }
 
     fn send(&self, to: &mut impl Write) {
-        let body = serde_json::to_vec(&self.reply).expect("a reply can always be written");
-        let mut head = format!(
-            "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
-             Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n",
-            self.status,
-            phrase(self.status),
-            body.len() + 1
-        );
-        if let Some(header) = self.header {
-            head += &format!("{header}\r\n");
-        }
-        let mut all = (head + "\r\n").into_bytes();
-        all.extend(body);
-        all.push(b'\n');
+        let head = head(self.status, self.kind, self.header, Some(self.body.len()));
+        let all = [head.as_bytes(), &self.body].concat();
         let _ = to.write_all(&all).and_then(|()| to.flush());
+    }
+}
+
+/// The head of a response; without a length it goes on until the connection ends.
+fn head(status: u16, kind: &str, header: Option<&str>, length: Option<usize>) -> String {
+    let length = length.map_or(String::new(), |n| format!("Content-Length: {n}\r\n"));
+    let header = header.map_or(String::new(), |header| format!("{header}\r\n"));
+    format!(
+        "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\n{length}Cache-Control: no-store\r\n\
+         X-Content-Type-Options: nosniff\r\nConnection: close\r\n{header}\r\n",
+        phrase(status)
+    )
+}
+
+/// Messages for a dashboard, as server-sent events.
+struct Stream {
+    messages: Receiver<Arc<str>>,
+    token: String,
+    _viewer: Admitted,
+}
+
+impl Stream {
+    /// Sends messages until there are no more, the viewer leaves, or its token ends.
+    fn send(self, to: &mut Line, site: &dyn Site) {
+        let head = head(200, "text/event-stream", None, None);
+        let mut sent = to.write_all(head.as_bytes());
+        while sent.is_ok() && site.caller(&self.token).is_some() {
+            let text = match self.messages.recv_timeout(BEAT) {
+                Ok(message) => format!("data: {message}\n\n"),
+                Err(RecvTimeoutError::Timeout) => ":\n\n".into(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            to.socket().extend(VIEWER_WITHIN);
+            sent = to.write_all(text.as_bytes()).and_then(|()| to.flush());
+        }
     }
 }
 
@@ -240,33 +306,74 @@ struct Asked {
     waits: bool,
 }
 
-fn converse(stream: &mut Line, here: SocketAddr, service: &Service) -> Result<Answer, Answer> {
-    let (asked, mut body) = read_head(stream)?;
+fn converse(
+    stream: &mut Line,
+    here: SocketAddr,
+    site: &dyn Site,
+    viewers: &Arc<Admission>,
+) -> Result<Outcome, Answer> {
+    let (asked, body) = read_head(stream)?;
     let usual = if matches!(stream, Line::Tls(_)) { 443 } else { 80 };
     if !asked.host.as_deref().is_some_and(|host| is_here(host, here, usual)) {
         let what = "the Host of the request is not this daemon";
         return Err(Answer::no(421, what, Some("use its address, or localhost")));
     }
-    let caller = asked.bearer.and_then(|given| service.tokens.caller(&given, service.mode));
-    let Some(caller) = caller else {
+    if let Some(asset) = dashboard::asset(&asked.path).filter(|_| asked.method == "GET") {
+        let (kind, body) = (asset.kind, Cow::Borrowed(asset.body.as_bytes()));
+        let header = Some(dashboard::POLICY);
+        return Ok(Outcome::Answer(Answer { status: 200, kind, header, body }));
+    }
+    let token = asked.bearer.clone().unwrap_or_default();
+    let Some(caller) = site.caller(&token) else {
         let hint = "send `Authorization: Bearer TOKEN`; `roommate token create` makes one";
         let what = "the token is missing, wrong, expired or revoked";
         let mut answer = Answer::no(401, what, Some(hint));
         answer.header = Some("WWW-Authenticate: Bearer");
         return Err(answer);
     };
+    if let Some(number) = stream_number(&asked.path) {
+        only(&asked, "GET", "Allow: GET")?;
+        let viewer = viewers.admit(0).map_err(Answer::busy)?;
+        let messages = site.stream(number, &caller);
+        let messages = messages.map_err(|e| Answer::reply(422, &e.into()))?;
+        return Ok(Outcome::Stream(Stream { messages, token, _viewer: viewer }));
+    }
+    answer(stream, &asked, body, (site, caller)).map(Outcome::Answer)
+}
+
+/// The number of the journal in the path of a stream; 0 if there is none.
+fn stream_number(path: &str) -> Option<usize> {
+    match path.strip_prefix(STREAM)? {
+        "" => Some(0),
+        number => number.strip_prefix('/')?.parse().ok(),
+    }
+}
+
+/// Refuses other methods.
+fn only(asked: &Asked, method: &str, allow: &'static str) -> Result<(), Answer> {
+    if asked.method == method {
+        return Ok(());
+    }
+    let what = format!("method {} is not supported", asked.method);
+    let mut answer = Answer::no(405, what, Some(&format!("use {method}")));
+    answer.header = Some(allow);
+    Err(answer)
+}
+
+/// Answers a request with a verb.
+fn answer(
+    stream: &mut Line,
+    asked: &Asked,
+    mut body: Vec<u8>,
+    (site, caller): (&dyn Site, Caller),
+) -> Result<Answer, Answer> {
     let verb = asked.path.strip_prefix(PREFIX).filter(|v| control::VERBS.contains(v));
     let Some(verb) = verb else {
         let what = format!("no such path: {:?}", asked.path);
         let hint = format!("the paths are {PREFIX}VERB for {}", control::VERBS.join(", "));
         return Err(Answer::no(404, what, Some(&hint)));
     };
-    if asked.method != "POST" {
-        let what = format!("method {} is not supported", asked.method);
-        let mut answer = Answer::no(405, what, Some("use POST"));
-        answer.header = Some("Allow: POST");
-        return Err(answer);
-    }
+    only(asked, "POST", "Allow: POST")?;
     let Some(length) = asked.length else {
         return Err(Answer::no(
             411,
@@ -276,13 +383,9 @@ fn converse(stream: &mut Line, here: SocketAddr, service: &Service) -> Result<An
     };
     let most = control::LONGEST_REQUEST;
     if length > most {
-        let reply = AgentError::TooLong { length, most }.into();
-        return Err(Answer { status: 413, header: None, reply });
+        return Err(Answer::reply(413, &AgentError::TooLong { length, most }.into()));
     }
-    let uid = caller.user.uid;
-    let _admitted = service.admission.admit(uid).map_err(Answer::busy)?;
-    let large = (length > control::LARGE_REQUEST).then(|| service.large.admit(uid));
-    let _large = large.transpose().map_err(Answer::busy)?;
+    let _places = site.admit(&caller, length).map_err(Answer::busy)?;
     if asked.waits && (body.len() as u64) < length {
         let _ = stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n");
         let _ = stream.flush();
@@ -295,15 +398,15 @@ fn converse(stream: &mut Line, here: SocketAddr, service: &Service) -> Result<An
         let what = format!("the request is not valid: {what}");
         Answer::no(400, what, Some("docs/reference/http.md lists the fields of each verb"))
     })?;
-    let refused = caller.refusal(&request, service.mode).is_some();
-    let reply = service.answer(request, caller);
+    let refused = site.refuses(&request, &caller);
+    let reply = site.answer(request, caller);
     let status = match reply {
         Reply::Error { .. } if refused => 403,
         Reply::Error { .. } => 422,
         Reply::Busy { .. } => 503,
         _ => 200,
     };
-    Ok(Answer { status, header: None, reply })
+    Ok(Answer::reply(status, &reply))
 }
 
 /// The request made of a verb and its fields.

@@ -220,7 +220,7 @@ fn owner_of(wanted: &TokenWanted, caller: &Caller, mode: Mode) -> Result<User, R
 }
 
 /// A new secret.
-fn secret() -> Result<String, AgentError> {
+pub(crate) fn secret() -> Result<String, AgentError> {
     let mut bytes = [0; SECRET_CHARS / 2];
     let filled = SystemRandom::new().fill(&mut bytes);
     filled.map_err(|_| AgentError::Refused {

@@ -368,8 +368,10 @@ fn check_same(config: &Config, head: &Head) -> Result<(), AgentError> {
         return Err(AgentError::refused(what, hint));
     }
     let entry = policy::find(&head.policy)?;
-    let wanted = entry.params(&config.params)?;
-    if !config.params.is_empty() && wanted.as_object() != Some(&head.params) {
+    // States of earlier versions promise no parts of devices.
+    let earlier = entry.params(&config.params)?.as_object() == Some(&head.params);
+    let is_same = earlier || entry.live_params(&config.params)? == head.params;
+    if !config.params.is_empty() && !is_same {
         return Err(AgentError::refused(
             "the state was begun with other parameters of its policy",
             hint,

@@ -101,6 +101,8 @@ impl Daemon {
             Request::Logs { .. }
             | Request::Journal { .. }
             | Request::History { .. }
+            | Request::WhatIf(_)
+            | Request::Draft(_)
             | Request::TokenCreate(_)
             | Request::TokenList {}
             | Request::TokenRevoke { .. } => {

@@ -354,6 +354,8 @@ fn view_of(paths: &Paths, id: u32, name: &str) -> JobView {
         left_s: None,
         step_s: None,
         stages_s: None,
+        slowdown: None,
+        believed: None,
         cpu_s: None,
         noise_scale: None,
         mem_mib: None,

@@ -9,8 +9,10 @@ use crate::device::range_words;
 use crate::machine::serving::Serving;
 use crate::machine::tenant::{Company, JobRuntime};
 use roommate_core::idx::JobIdx;
-use roommate_core::job::{Job, Phase};
+use roommate_core::job::{Class, Job, Phase};
+use roommate_core::journal::forecast::Guess;
 use roommate_core::number::Number;
+use roommate_core::performance::pairs;
 use roommate_core::time::{Span, Time};
 use std::fs;
 
@@ -51,6 +53,8 @@ impl Daemon {
             steps: spec.work,
             left_s: left_s.filter(|s| *s < 1e9),
             step_s: seen.map(|s| Number::of(s.step_s)),
+            slowdown: seen.and_then(|s| self.slowdown(job, s.step_s)),
+            believed: self.believed(job),
             stages_s: seen.and_then(|s| s.stages_s).map(|s| s.map(Number::of)),
             cpu_s: known.and_then(|j| j.cpu_s).map(Number::of),
             noise_scale: seen.and_then(|s| s.noise_scale).map(Number::of),
@@ -99,6 +103,7 @@ impl Daemon {
             p50_ms: ms(lately.p50_us),
             p99_ms: ms(lately.p99_us),
             queued: last.map_or(0, |l| l.queued),
+            held: Number::of(last.map_or(0.0, |l| f64::from(l.held_permille) / 1000.0)),
             ready: connected && last.is_some_and(|l| l.ready),
         }
     }
@@ -137,6 +142,20 @@ impl Daemon {
         };
         let most = state.spec(job).work.unwrap_or(Number::MOST);
         Number::of(done.min(most.get()))
+    }
+
+    /// The length of its steps relative to alone, as measured.
+    fn slowdown(&self, job: JobIdx, step_s: f64) -> Option<Number> {
+        let state = self.engine.state();
+        let runs = state.job(job).phase == Phase::Running;
+        pairs::measured_slowdown(state, job, step_s).filter(|_| runs).map(Number::of)
+    }
+
+    /// The same as the engine believes it, of a job with roommates.
+    fn believed(&self, job: JobIdx) -> Option<Guess> {
+        let state = self.engine.state();
+        let placed = state.job(job).is_placed() && state.spec(job).class != Class::Service;
+        placed.then(|| pairs::slowdown(state, job).into())
     }
 
     /// The job's share of each device: the policy's, or that of its user if it is smaller.

@@ -18,7 +18,9 @@ use crate::knobs::Knobs;
 use crate::performance::goodput;
 use crate::performance::slowdown_line::{SlowdownLine, Use};
 use crate::performance::solo::{Average, Belief};
+use crate::reason::Source;
 use crate::state::State;
+use serde::Serialize;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -114,8 +116,64 @@ pub fn extra(state: &State, gpu_model: u8, own: ProfileIdx, other: ProfileIdx) -
     known.unwrap_or_else(|| state.pairs.predicted(uses(own), uses(other)))
 }
 
+/// How much longer a step takes than alone.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Slowdown {
+    /// 1 = as long as alone.
+    pub times: f64,
+    /// How that is known.
+    pub source: Source,
+}
+
+impl Slowdown {
+    /// The same to three decimals, for people.
+    #[must_use]
+    pub fn rounded(self) -> Self {
+        Self { times: (self.times * 1e3).round() / 1e3, ..self }
+    }
+}
+
+/// How much longer the steps of a job that runs are believed to take than alone, on the GPU where
+/// that is worst.
+pub fn slowdown(state: &State, job: JobIdx) -> Slowdown {
+    let own = state.spec(job).profile;
+    let mut worst = Slowdown { times: 1.0, source: Source::Measured };
+    for gpu in state.job(job).gpus.iter().map(|g| state.gpu(*g)) {
+        let mut here = Slowdown { times: 1.0, source: Source::Measured };
+        for other in gpu.tenants.iter().filter(|t| **t != job) {
+            let profile = state.spec(*other).profile;
+            let part = weight_of(state.job(job).knobs, state.job(*other).knobs);
+            here.times += part * extra(state, gpu.gpu_model, own, profile);
+            let (kind, of) = (state.kind(own), state.kind(profile));
+            let source = match state.pairs.measured(gpu.gpu_model, kind, of) {
+                Some(_) => Source::Measured,
+                None if state.demand(own).and(state.demand(profile)).is_some() => Source::Learnt,
+                None => Source::Thumb,
+            };
+            here.source = here.source.min(source);
+        }
+        if here.times > worst.times || here.source < worst.source {
+            worst = Slowdown { times: worst.times.max(here.times), ..here };
+        }
+    }
+    worst
+}
+
+/// The length of a step that was measured relative to alone; none for a service, with another batch
+/// size, and where the length alone is not known.
+pub fn measured_slowdown(state: &State, job: JobIdx, step_s: f64) -> Option<f64> {
+    let hot = state.job(job);
+    let is_own_batch = goodput::is_own_batch(state, job, hot.knobs) && hot.user.batch == 0;
+    if state.spec(job).class == Class::Service || !is_own_batch || hot.gpus.is_empty() {
+        return None;
+    }
+    let is_known = state.belief_on(job, &hot.gpus).is_measured;
+    let alone_s = state.alone_step_s(job, &hot.gpus);
+    Some(step_s / alone_s).filter(|times| is_known && times.is_finite())
+}
+
 /// The same where it was measured or given.
-fn known(state: &State, gpu_model: u8, own: ProfileIdx, other: ProfileIdx) -> Option<f64> {
+pub fn known(state: &State, gpu_model: u8, own: ProfileIdx, other: ProfileIdx) -> Option<f64> {
     let measured = state.pairs.measured(gpu_model, state.kind(own), state.kind(other));
     // Scatter can make it seem that a job gains by a roommate.
     let measured = measured.map(|extra| extra.mean.max(0.0));

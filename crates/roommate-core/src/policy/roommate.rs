@@ -37,6 +37,7 @@ use crate::event::{Event, Sample};
 use crate::idx::{GpuIdx, GpuSet, IdxSet, IdxVec, JobIdx, NodeIdx, TeamIdx};
 use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
+use crate::performance::pairs;
 use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
@@ -543,14 +544,16 @@ impl Roommate {
         true
     }
 
-    /// Whether a placed job has roommates beside which it was never measured, or they beside it.
+    /// Whether a placed job has roommates of which it is not known what they cost it, or it them.
     fn meets_unknown(plan: &Plan<'_>, job: JobIdx) -> bool {
-        let kind = |j: JobIdx| plan.kind(plan.spec(j).profile);
-        let own = kind(job);
+        let own = plan.spec(job).profile;
         plan.job(job).gpus.iter().map(|g| plan.gpu(*g)).any(|gpu| {
-            let others = gpu.tenants.iter().filter(|t| **t != job).map(|t| kind(*t));
-            let known = |a, b| plan.pairs.measured(gpu.gpu_model, a, b).is_some();
-            others.into_iter().any(|other| !known(own, other) || !known(other, own))
+            let mut others = gpu.tenants.iter().filter(|t| **t != job);
+            let known = |a, b| pairs::known(plan, gpu.gpu_model, a, b).is_some();
+            others.any(|t| {
+                let other = plan.spec(*t).profile;
+                !known(own, other) || !known(other, own)
+            })
         })
     }
 

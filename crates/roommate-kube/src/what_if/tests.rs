@@ -4,6 +4,7 @@ use super::*;
 use crate::names;
 use crate::objects::Pod;
 use crate::world::{Answer, Settings, World, Write};
+use roommate_core::reason::Source;
 use serde_json::{Value, json};
 
 /// A world whose writes are done at once.

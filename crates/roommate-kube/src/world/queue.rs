@@ -109,6 +109,8 @@ impl Queue {
 const LOOK_AGAIN: Span = Span(1_000_000);
 /// How long a queue within its quota waits for GPUs before what others borrowed is evicted.
 const RECLAIM_AFTER: Span = Span(5_000_000);
+/// How long GPUs that were given back count as that, though nobody has taken them yet.
+const SETTLES: Span = Span(2_000_000);
 
 impl World {
     /// An administrator made a queue, or changed it.
@@ -160,9 +162,7 @@ impl World {
     /// Whether a work may go to the engine; if not, it is in the line of its queue from now on.
     pub(super) fn is_admitted(&mut self, w: u32, work: &Work, runs: bool) -> bool {
         let Some(request) = &work.request else { return false };
-        let pods = u64::from(work.size) * u64::from(request.gpus);
-        let needs = pods * u64::from(request.knobs.sm_permille);
-        let one = Admitted { work: w, needs, since: self.now };
+        let one = Admitted { work: w, needs: work.needs(), since: self.now };
         let queue = self.queues.entry(request.queue.clone()).or_default();
         if queue.admitted.contains_key(&work.arrived) {
             return true;
@@ -184,12 +184,23 @@ impl World {
         let Some(name) = work.request.as_ref().map(|r| &r.queue) else { return };
         let Some(queue) = self.queues.get_mut(name) else { return };
         queue.line.remove(&work.arrived);
-        if let Some(left) = queue.admitted.remove(&work.arrived) {
+        let left = queue.admitted.remove(&work.arrived);
+        if let Some(left) = left {
             queue.taken -= left.needs;
             self.queue_look = Some(Time::ZERO);
         }
         if queue.is_idle() {
             self.queues.remove(name);
+        }
+        if left.is_some() {
+            self.note_given_back(work);
+        }
+    }
+
+    /// What a work had is free for others now, if they asked for it.
+    pub(super) fn note_given_back(&mut self, work: &Work) {
+        if work.reclaimed.is_some() {
+            self.given_back.push((self.now, work.needs()));
         }
     }
 
@@ -199,6 +210,8 @@ impl World {
             return;
         }
         self.queues.retain(|_, queue| !queue.is_idle());
+        let now = self.now;
+        self.given_back.retain(|(at, _)| now < *at + SETTLES);
         let names: Vec<String> = self.queues.keys().cloned().collect();
         for name in &names {
             self.admit_within(name);
@@ -363,14 +376,15 @@ impl World {
         placed.fold((0, 0), |(sum, n), one| (sum + one.needs, n + 1))
     }
 
-    /// What is being given back to others.
+    /// What is being given back to others, or was a moment ago.
     fn returning(&self) -> u64 {
         let all = self.queues.values().flat_map(|queue| queue.admitted.values());
         let leaves = |one: &&Admitted| {
             let work = self.works.get(one.work as usize).and_then(Option::as_ref);
             self.is_placed(one.work) && work.is_some_and(|work| work.reclaimed.is_some())
         };
-        all.filter(leaves).map(|one| one.needs).sum()
+        let settles: u64 = self.given_back.iter().map(|(_, needs)| needs).sum();
+        settles + all.filter(leaves).map(|one| one.needs).sum::<u64>()
     }
 
     /// What is left of all GPUs once those that are admitted have theirs.
@@ -391,6 +405,15 @@ impl World {
         let all = self.queues.values().flat_map(|queue| queue.admitted.values());
         let waiting = all.filter(|one| !self.is_placed(one.work));
         idle.saturating_sub(waiting.map(|one| one.needs).sum())
+    }
+}
+
+impl Work {
+    /// Thousandths of GPUs that it counts for.
+    fn needs(&self) -> u64 {
+        let Some(request) = &self.request else { return 0 };
+        let pods = u64::from(self.size) * u64::from(request.gpus);
+        pods * u64::from(request.knobs.sm_permille)
     }
 }
 

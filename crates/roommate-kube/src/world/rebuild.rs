@@ -93,8 +93,7 @@ impl World {
             .pods
             .values()
             .filter(|k| on(&k.pod) && !k.pod.has_ended() && !matches!(k.request, Some(Ok(_))));
-        let needs =
-            theirs.map(|k| (k.pod.needs("cpu", 1e-3), k.pod.needs("memory", 1024.0 * 1024.0)));
+        let needs = theirs.map(|k| k.pod.room());
         let sum = needs.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         if let Some(known) = self.nodes.get_mut(name) {
             known.foreign = sum;
@@ -129,7 +128,7 @@ impl World {
                 if known.is_none_or(|n| !n.up) {
                     self.downs.push(Event::NodeDown(roommate_core::idx::NodeIdx(i as u32)));
                 }
-                if known.is_some_and(|n| n.foreign != (0, 0)) {
+                if known.is_some_and(|n| n.foreign != (0, 0)) || !node.shape.unhealthy.is_empty() {
                     self.rooms.insert(node.name.clone());
                 }
             }

@@ -263,6 +263,7 @@ impl World {
 
     /// A work whose queue has to give back goes into its line again.
     fn give_up(&mut self, w: u32, work: &mut Work, look: Look, leaving: &mut Vec<Event>) {
+        self.note_given_back(work);
         work.reclaimed = None;
         if look.alive < work.needed(look) {
             self.depart(w, work, look, leaving);
@@ -312,6 +313,12 @@ impl World {
             self.explain_later(w, work, &why);
             return;
         }
+        if look.holding == 0 && !self.are_alike(work) {
+            let why = "pods of its gang ask for different GPUs, nodes, classes or queues: give all \
+                       of them the same";
+            self.explain_later(w, work, why);
+            return;
+        }
         if self.part.is_none() {
             let why = format!("no node offers {}", self.settings.resource);
             self.explain_later(w, work, &why);
@@ -348,6 +355,13 @@ impl World {
         }
         arriving.extend(work.job.map(Event::Submitted));
         self.dirty.insert(w);
+    }
+
+    /// Whether the pods of a work can be one job.
+    fn are_alike(&self, work: &Work) -> bool {
+        let pods = work.pods.iter().filter_map(|uid| self.pods.get(uid)).filter(|k| k.is_alive());
+        let mut asked = pods.filter_map(|known| known.request.as_ref()?.as_ref().ok());
+        asked.all(|own| work.request.as_ref().is_some_and(|first| own.fits_a_gang_with(first)))
     }
 
     /// Why the work can run on no node that there is, if so. Nodes that come later, or change,
@@ -396,6 +410,13 @@ impl World {
         let profile = part.kind(request, expected.map(|e| &e.profile));
         let team = part.team(&request.queue);
         let mut spec = request.spec(work.size, profile, team, mask);
+        // The engine gives all pods of a job the same: what the largest of a gang needs.
+        for pod in work.pods.iter().filter_map(|uid| self.pods.get(uid)) {
+            if let Some(Ok(own)) = &pod.request {
+                spec.knobs.cpu_milli = spec.knobs.cpu_milli.max(own.knobs.cpu_milli);
+                spec.knobs.host_mib = spec.knobs.host_mib.max(own.knobs.host_mib);
+            }
+        }
         if let Some(expected) = expected {
             if spec.knobs.mem_mib == 0 {
                 spec.knobs.mem_mib = expected.mem_mib;

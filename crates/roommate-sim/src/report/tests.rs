@@ -179,8 +179,14 @@ fn a_study_can_be_rendered() {
     let mut job = TraceJob::new("a".into(), 0, 8, 100.0);
     job.team = Some("<b>team".into());
     let (format, first_dropped) = (Format::Roommate, Vec::new());
-    let trace =
-        Trace { jobs: vec![job], format, dropped: 0, first_dropped, origin_s: None, cpu_jobs: 0 };
+    let trace = Trace {
+        jobs: vec![job],
+        format,
+        dropped: 0,
+        first_dropped,
+        origin_s: None,
+        remarks: crate::trace::Remarks::new(),
+    };
     let found = study::study(&trace, &study::Quotas::new());
     let page = super::study("<i>t.csv", &trace, &found);
     assert!(page.contains("&lt;b&gt;team") && !page.contains("<b>team") && !page.contains("<i>"));

@@ -3,7 +3,7 @@
 use super::error::{Bad, Problem, TraceError};
 use super::field::MAX_S;
 use super::lines::Source;
-use super::{Format, ReadOptions, Trace, TraceJob};
+use super::{Format, ReadOptions, Remark, Remarks, Trace, TraceJob};
 use std::collections::HashSet;
 
 /// Most dropped rows that are kept for the report.
@@ -17,7 +17,7 @@ pub(super) struct Collector {
     ids: HashSet<String>,
     dropped: u64,
     first_dropped: Vec<TraceError>,
-    cpu_jobs: u64,
+    remarks: Remarks,
 }
 
 impl Collector {
@@ -29,7 +29,7 @@ impl Collector {
             ids: HashSet::new(),
             dropped: 0,
             first_dropped: Vec::new(),
-            cpu_jobs: 0,
+            remarks: Remarks::new(),
         }
     }
 
@@ -46,16 +46,37 @@ impl Collector {
         });
         match checked {
             Ok(Some(job)) => self.jobs.push(job),
-            Ok(None) => self.cpu_jobs += 1,
-            Err(bad) if self.skip_bad_rows && bad.problem.is_row() => {
-                self.dropped += 1;
-                if self.first_dropped.len() < SHOWN_ROWS {
-                    self.first_dropped.push(source.error_at(line, bad));
-                }
-            }
-            Err(bad) => return Err(source.error_at(line, bad)),
+            Ok(None) => self.remark(Remark::NoGpu),
+            Err(bad) => self.reject(source.error_at(line, bad))?,
         }
         Ok(self.jobs.len() < self.max_jobs)
+    }
+
+    /// Drops and counts an invalid row, or stops at it.
+    pub(super) fn reject(&mut self, error: TraceError) -> Result<(), TraceError> {
+        if !self.skip_bad_rows || !error.problem.is_row() {
+            return Err(error);
+        }
+        self.dropped += 1;
+        if self.first_dropped.len() < SHOWN_ROWS {
+            self.first_dropped.push(error);
+        }
+        Ok(())
+    }
+
+    /// Whether invalid rows are dropped.
+    pub(super) fn skips(&self) -> bool {
+        self.skip_bad_rows
+    }
+
+    /// Counts something that is left out or changed.
+    pub(super) fn remark(&mut self, remark: Remark) {
+        self.remarks(remark, 1);
+    }
+
+    /// Counts several at once.
+    pub(super) fn remarks(&mut self, remark: Remark, n: u64) {
+        *self.remarks.entry(remark).or_default() += n;
     }
 
     fn check(&mut self, job: TraceJob) -> Result<TraceJob, Bad> {
@@ -77,7 +98,8 @@ impl Collector {
     /// Builds the trace. Calendar times become relative to the earliest submission.
     pub(super) fn finish(mut self, format: Format) -> Trace {
         self.jobs.sort_by_key(|job| job.submit_us);
-        let calendar = matches!(format, Format::Philly | Format::Helios);
+        let calendar =
+            matches!(format, Format::Philly | Format::Helios | Format::Sacct | Format::Kube);
         let first = self.jobs.first().filter(|_| calendar).map(|job| job.submit_us);
         for job in &mut self.jobs {
             job.submit_us -= first.unwrap_or(0);
@@ -88,7 +110,7 @@ impl Collector {
             dropped: self.dropped,
             first_dropped: self.first_dropped,
             origin_s: first.map(|us| us / 1_000_000),
-            cpu_jobs: self.cpu_jobs,
+            remarks: self.remarks,
         }
     }
 }

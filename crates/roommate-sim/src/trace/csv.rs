@@ -58,6 +58,12 @@ impl Record {
         }
     }
 
+    /// Joins the field at `index` and the `more` after it: a delimiter in it was no end of a field.
+    pub(super) fn join(&mut self, index: usize, more: usize) {
+        self.fields[index].1 = self.fields[index + more].1;
+        self.fields.drain(index + 1..=index + more);
+    }
+
     fn push(&mut self, field: &str) {
         let start = self.text.len();
         self.text.push_str(field);
@@ -96,16 +102,24 @@ pub(super) struct Column {
 /// The names of a table's columns.
 pub(super) struct Header {
     names: Vec<String>,
+    /// The column whose text may contain the delimiter, where nothing is quoted.
+    free: Option<usize>,
 }
 
 impl Header {
     pub(super) fn new(record: &Record) -> Self {
-        Self { names: record.iter().map(|name| name.trim().to_owned()).collect() }
+        Self { names: record.iter().map(|name| name.trim().to_owned()).collect(), free: None }
     }
 
     /// A header for files without one.
     pub(super) fn fixed(names: &[&str]) -> Self {
-        Self { names: names.iter().map(|&n| n.to_owned()).collect() }
+        Self { names: names.iter().map(|&n| n.to_owned()).collect(), free: None }
+    }
+
+    /// Takes the surplus fields of a row for parts of the text of this column.
+    pub(super) fn with_free(mut self, name: &'static str) -> Self {
+        self.free = self.find(name).map(|column| column.index);
+        self
     }
 
     pub(super) fn has(&self, names: &[&str]) -> bool {
@@ -234,6 +248,10 @@ pub(super) fn rows(
         let split = source.text().and_then(|line| record.split(line, delimiter));
         let checked = split.and_then(|()| {
             let (expected, found) = (header.names.len(), record.len());
+            if let Some(free) = header.free.filter(|_| found > expected) {
+                record.join(free, found - expected);
+                return Ok(());
+            }
             if expected == found { Ok(()) } else { Err(Problem::FieldCount { expected, found }) }
         });
         let row = Row { record: &record, index };
@@ -245,13 +263,18 @@ pub(super) fn rows(
     Ok(())
 }
 
-/// Reads the header line.
+/// Reads the header line of a comma-separated table.
 pub(super) fn header(source: &mut Source) -> Result<Header, TraceError> {
+    header_by(source, ',')
+}
+
+/// Reads the header line.
+pub(super) fn header_by(source: &mut Source, delimiter: char) -> Result<Header, TraceError> {
     let mut record = Record::default();
     if !source.next_line()? {
         return Err(source.whole_file(Problem::Empty));
     }
-    let split = source.text().and_then(|line| record.split(line, ','));
+    let split = source.text().and_then(|line| record.split(line, delimiter));
     // Not a row that could be dropped: without the header no row can be read.
     split.map_err(|problem| source.error_here(Problem::Columns(problem.to_string())))?;
     Ok(Header::new(&record))

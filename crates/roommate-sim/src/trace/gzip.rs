@@ -7,16 +7,19 @@ use std::path::Path;
 
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
 const BUFFER: usize = 64 << 10;
+/// Bytes of a plain file that the first filled buffer has at least, if the file has them: readers
+/// tell formats by them.
+const HEAD: u64 = 4 << 10;
 
 /// Opens a plain or gzip file; `-` is standard input. No other part of the name matters: files get
 /// renamed, and browsers decompress .gz files during download.
 pub fn open(path: &Path) -> io::Result<BufReader<Box<dyn Read>>> {
     let mut file: Box<dyn Read> =
         if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
-    let mut magic = Vec::with_capacity(MAGIC.len());
-    file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut magic)?;
-    let zipped = magic == MAGIC;
-    let whole = BufReader::with_capacity(BUFFER, Cursor::new(magic).chain(file));
+    let mut head = Vec::new();
+    file.by_ref().take(HEAD).read_to_end(&mut head)?;
+    let zipped = head.starts_with(&MAGIC);
+    let whole = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(file));
     let plain: Box<dyn Read> =
         if zipped { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
     Ok(BufReader::with_capacity(BUFFER, plain))

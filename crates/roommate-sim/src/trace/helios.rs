@@ -5,7 +5,7 @@ use super::csv::{Column, Header, Row};
 use super::error::{Bad, Problem};
 use super::field::{self, Unit};
 use super::layout::RowReader;
-use super::{Status, TraceJob};
+use super::{Status, TraceJob, sacct};
 
 pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     let [id, submit, gpus, duration] =
@@ -36,10 +36,6 @@ pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
 
 /// Final job states of Slurm.
 fn status(row: &Row<'_>, column: Column) -> Result<Status, Bad> {
-    match row.text(column) {
-        "COMPLETED" => Ok(Status::Passed),
-        "CANCELLED" => Ok(Status::Killed),
-        "FAILED" | "TIMEOUT" | "NODE_FAIL" | "OUT_OF_MEMORY" | "PREEMPTED" => Ok(Status::Failed),
-        _ => Err(row.bad(column, "a final Slurm state like COMPLETED, CANCELLED or FAILED")),
-    }
+    sacct::final_status(row.text(column))
+        .ok_or_else(|| row.bad(column, "a final Slurm state like COMPLETED, CANCELLED or FAILED"))
 }

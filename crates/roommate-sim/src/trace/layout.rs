@@ -5,8 +5,8 @@ use super::csv::{self, Header, Record, Row};
 use super::error::{Bad, Problem, TraceError, shown};
 use super::lines::Source;
 use super::{
-    Format, ReadOptions, Trace, TraceJob, chronus, elasticflow, gavel, helios, muri, native, pai,
-    philly, philly_log, synergy, tiresias,
+    Format, ReadOptions, Trace, TraceJob, chronus, elasticflow, gavel, helios, kube, muri, native,
+    pai, philly, philly_log, sacct, synergy, tiresias,
 };
 use std::path::Path;
 
@@ -21,6 +21,11 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceErr
         philly_log::read(&mut source, &mut collector)?;
         return Ok(collector.finish(Format::Philly));
     }
+    let is_kube = source.first_byte() == b'{' && kube::is_start(source.chunk()?);
+    if format == Format::Kube || (format == Format::Auto && is_kube) {
+        kube::read(&mut source, &mut collector)?;
+        return Ok(collector.finish(Format::Kube));
+    }
     if source.first_byte() == b'{' && matches!(format, Format::Auto | Format::Roommate) {
         native::read_jsonl(&mut source, &mut collector)?;
         return Ok(collector.finish(Format::Roommate));
@@ -30,6 +35,10 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceErr
         format = sniff(&first).ok_or_else(|| {
             source.whole_file(Problem::Layout(format!("{:?}", shown(&first.line))))
         })?;
+    }
+    if format == Format::Sacct {
+        sacct::read(&mut source, &mut collector)?;
+        return Ok(collector.finish(format));
     }
     let (header, delimiter) = match headerless(format, &first) {
         Some(headerless) => headerless,
@@ -65,7 +74,9 @@ impl From<Problem> for Wrong {
 
 fn rows_of(format: Format, header: &Header, options: &ReadOptions) -> Result<RowReader, Wrong> {
     Ok(match format {
-        Format::Auto => unreachable!("the caller has detected the format"),
+        Format::Auto | Format::Sacct | Format::Kube => {
+            unreachable!("the caller has read, or detected, these formats")
+        }
         Format::Roommate => native::rows(header)?,
         Format::Philly => philly::rows(header)?,
         Format::Helios => helios::rows(header)?,
@@ -131,6 +142,9 @@ fn sniff(first: &FirstLine) -> Option<Format> {
         (&["num_gpu", "submit_time", "iterations", "duration"], Format::Tiresias),
         (&["job_id", "model", "arrival_s", "iterations", "gpus"], Format::Synergy),
     ];
+    if sacct::is_header(&first.line) {
+        return Some(Format::Sacct);
+    }
     let header = Header::new(&first.record);
     if let Some((_, format)) = MARKS.iter().find(|(names, _)| header.has(names)) {
         return Some(*format);

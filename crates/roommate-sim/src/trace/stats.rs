@@ -2,7 +2,7 @@
 
 pub(super) mod render;
 
-use super::{Format, Status, Trace, TraceJob};
+use super::{Format, Remark, Status, Trace, TraceJob};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -156,7 +156,7 @@ pub fn stats(trace: &Trace, cluster_gpus: Option<u32>) -> Stats {
         format: trace.format,
         jobs: jobs.len() as u64,
         dropped: trace.dropped,
-        cpu_jobs: trace.cpu_jobs,
+        cpu_jobs: trace.count(Remark::NoGpu),
         span_s,
         gpu_hours: total.gpu_s / 3600.0,
         mean_gpus: mean(jobs.iter().map(|j| f64::from(j.gpus))).unwrap_or(0.0),
@@ -317,7 +317,14 @@ mod tests {
 
     fn trace(jobs: Vec<TraceJob>) -> Trace {
         let (format, first_dropped) = (Format::Philly, Vec::new());
-        Trace { jobs, format, dropped: 2, first_dropped, origin_s: Some(7_200), cpu_jobs: 0 }
+        Trace {
+            jobs,
+            format,
+            dropped: 2,
+            first_dropped,
+            origin_s: Some(7_200),
+            remarks: crate::trace::Remarks::new(),
+        }
     }
 
     /// Twelve jobs, two hours apart, of 1, 2, 4, 8 and 16 GPUs.

@@ -315,7 +315,7 @@ mod tests {
             dropped: 0,
             first_dropped: Vec::new(),
             origin_s: None,
-            cpu_jobs: 0,
+            remarks: crate::trace::Remarks::new(),
         };
         assert!(trace.jobs.is_sorted_by_key(|job| job.submit_us));
         stats::stats(&trace, Some(options.cluster_gpus))

@@ -186,7 +186,7 @@ fn helios_leaves_out_jobs_without_gpus() {
         "#]],
     );
     let trace = read_bytes(text.as_bytes(), &ReadOptions::default()).unwrap();
-    assert_eq!((trace.cpu_jobs, trace.dropped), (1, 0));
+    assert_eq!((trace.count(Remark::NoGpu), trace.dropped), (1, 0));
     assert_eq!(trace.origin_s, Some(1_585_699_200));
     check(
         Format::Auto,
@@ -331,14 +331,14 @@ fn errors_say_where_and_what() {
         "a,b\n1,2\n",
         expect![[r#"
             could not read trace "t.csv": unknown trace format, first line "a,b"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
     );
     check(
         Format::Roommate,
         "id,submit,gpus\n",
         expect![[r#"
             could not read trace "t.csv": line 1: missing columns "submit_s", "duration_s"; expected id, submit_s, gpus, duration_s, found id, submit, gpus
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
     );
     for (rows, expected) in [
         ("a,0,1,1\n\nb,1,-,1", r#"line 4, column "gpus": expected a number, found "-""#),

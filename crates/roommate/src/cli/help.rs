@@ -13,18 +13,21 @@ use std::path::{Path, PathBuf};
 
 /// Groups of commands; in each group the commands that are used first come first.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Simulate", &["compare", "sim", "policies", "report", "explain", "replay", "bound", "oracle"]),
+    (
+        "Simulate",
+        &["advise", "compare", "sim", "policies", "report", "explain", "replay", "bound", "oracle"],
+    ),
     (
         "This machine",
         &[
-            "run", "up", "submit", "top", "ps", "describe", "logs", "events", "suspend", "resume",
-            "resize", "cancel", "down", "token", "doctor", "learned",
+            "run", "up", "submit", "top", "ui", "ps", "describe", "logs", "events", "suspend",
+            "resume", "resize", "cancel", "down", "token", "doctor", "learned",
         ],
     ),
     ("Kubernetes", &["kube"]),
     ("Measure", &["profile", "predict"]),
     ("Traces", &["trace"]),
-    ("Shell", &["completions"]),
+    ("Shell", &["completions", "man"]),
 ];
 
 /// The command line with its commands in groups.

@@ -231,6 +231,21 @@ pub(crate) struct Top {
     pub(crate) at: At,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct Ui {
+    /// Journals to show instead of a daemon; two are shown side by side
+    #[arg(value_name = "JOURNAL", num_args = 0..=2)]
+    pub(crate) journals: Vec<PathBuf>,
+    /// Address of this machine at which the page is served; port 0 selects a free port
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
+    pub(crate) listen: SocketAddr,
+    /// Print the address of the page, and do not open a browser
+    #[arg(long)]
+    pub(crate) no_open: bool,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
 fn size(text: &str) -> Result<(u16, u16), String> {
     let both = text.split_once('x').and_then(|(w, h)| Some((w.parse().ok()?, h.parse().ok()?)));
     let sane = both.filter(|(w, h)| (1..=1000).contains(w) && (1..=1000).contains(h));

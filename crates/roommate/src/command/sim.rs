@@ -27,7 +27,11 @@ pub(super) fn run(args: &Sim) -> anyhow::Result<ExitCode> {
     let bar = super::progress_bar(lab.jobs(), &args.policy);
     let mut gantt = args.gantt.then(Gantt::default);
     let journal = args.journal.as_deref();
-    let run = lab.run(&choice, journal, &mut gantt, &mut |n| bar.set_position(n));
+    let mut progress = |n| bar.set_position(n);
+    let run = match &args.policy_socket {
+        Some(socket) => lab.run_external(socket, journal, &mut gantt, &mut progress),
+        None => lab.run(&choice, journal, &mut gantt, &mut progress),
+    };
     bar.finish_and_clear();
     let run = run?;
     match args.output {

@@ -88,12 +88,17 @@ pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
 
 /// The submit request for a job, with what it needs of the environment of this process.
 pub(super) fn request(file: JobFile, dry_run: bool, passed: &Environment) -> Request {
+    Request::Submit(Box::new(submission(file, dry_run, passed)))
+}
+
+/// The same as a submission.
+pub(super) fn submission(file: JobFile, dry_run: bool, passed: &Environment) -> control::Submit {
     // Variables that are not UTF-8 cannot be sent as JSON and are left out.
     let env = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .filter(|(name, _)| passed.passes(name));
     let key = format!("{}-{:?}", std::process::id(), std::time::SystemTime::now());
-    Request::Submit(Box::new(control::Submit { file, env: env.collect(), key, dry_run }))
+    control::Submit { file, env: env.collect(), key, dry_run }
 }
 
 /// Submits, and repeats the request if the connection breaks: a submission is accepted only once.

@@ -1,11 +1,12 @@
 //! `roommate trace`: describes, converts and generates traces.
 
+use super::advise;
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{Output, Synth, Trace};
 use crate::{console, experiment};
 use anyhow::Context;
 use roommate_sim::report;
-use roommate_sim::trace::{TraceJob, native, stats, study, synth};
+use roommate_sim::trace::{Format, TraceJob, in_use, native, stats, study, synth};
 use std::collections::BTreeSet;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -46,6 +47,11 @@ pub(super) fn run(command: Trace) -> anyhow::Result<ExitCode> {
         Trace::Convert { trace, input, output } => {
             let trace = experiment::read_trace(&trace, &input)?;
             write(&trace.jobs, &output)?;
+            // Other formats are of clusters that are known.
+            let own = matches!(trace.format, Format::Sacct | Format::Kube);
+            if let Some(guess) = own.then(|| in_use::in_use(&trace.jobs)).flatten() {
+                console::say(&advise::told(&guess));
+            }
         }
     }
     Ok(ExitCode::SUCCESS)

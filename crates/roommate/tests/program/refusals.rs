@@ -26,6 +26,18 @@ fn rows(rows: &str, expected: Expect) {
 }
 
 #[test]
+fn a_policy_in_another_process_has_to_listen() {
+    let room = Room::with(&[("t.csv", GOOD), ("old.jsonl", "old")]);
+    room.refuses(
+        "sim t.csv --cluster 1x2 --policy-socket none.sock --journal old.jsonl",
+        expect![[r#"
+            error: could not connect to the policy at none.sock: No such file or directory (os error 2)
+            hint: start the policy before the simulation; `roommate.lab` in Python does so
+        "#]],
+    );
+}
+
+#[test]
 fn a_trace_must_be_a_file_with_jobs() {
     let room = Room::with(&[("old.jsonl", "old")]);
     room.refuses(
@@ -78,28 +90,28 @@ fn a_trace_must_have_a_known_format() {
         "name,when\na,1\n",
         expect![[r#"
             error: could not read trace "t.csv": unknown trace format, first line "name,when"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     trace(
         "id,submit_s,duration_s\na,1,1\n",
         expect![[r#"
             error: could not read trace "t.csv": unknown trace format, first line "id,submit_s,duration_s"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     let room = Room::with(&[("t.csv", GOOD), ("quote.csv", "\"id,submit_s\n")]);
     room.refuses("sim t.csv --format tiresias", expect![[r#"
         error: could not read trace "t.csv": line 1: missing columns "job_id", "num_gpu", "submit_time", "duration"; expected job_id, num_gpu, submit_time, duration, found id, submit_s, gpus, duration_s
-        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
+        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s
     "#]]);
     room.refuses("sim quote.csv --format roommate", expect![[r#"
         error: could not read trace "quote.csv": line 1: a quoted field is not closed on its line
-        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
+        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s
     "#]]);
     room.refuses("sim t.csv --format exel", expect![[r#"
         error: invalid value 'exel' for '--format <FORMAT>'
-          [possible values: auto, roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy]
+          [possible values: auto, roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube]
 
         For more information, try '--help'.
     "#]]);
@@ -218,7 +230,7 @@ fn bytes_that_are_not_utf8_are_refused() {
         std::iter::repeat_with(random).take(10_000).collect::<Vec<_>>(),
         expect![[r#"
             error: could not read trace "t.csv": line 1: unknown trace format, first line is not valid UTF-8
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy, sacct, kube; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     trace(

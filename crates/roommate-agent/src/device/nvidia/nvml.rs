@@ -97,8 +97,17 @@ pub(super) fn inventory_of(library: &OsStr, visible: Option<&str>) -> Result<Vec
     Ok(chosen)
 }
 
+/// Whether this program is the static one, without a dynamic linker.
+const IS_STATIC: bool = cfg!(all(target_env = "musl", target_feature = "crt-static"));
+
 /// Loads and initialises the library.
 pub(super) fn open(library: &OsStr) -> Result<Nvml, String> {
+    if IS_STATIC {
+        let what = "this is the static program, which can load no driver; for GPUs install the \
+                    wheel, the Debian package or the archive whose name ends in -gnu, or run \
+                    without GPUs (the cores of this machine as devices)";
+        return Err(what.into());
+    }
     Nvml::builder().lib_path(library).init().map_err(|e| match e {
         NvmlError::LibloadingError(e) => format!("no NVIDIA driver was found ({e}); {WHAT_TO_DO}"),
         NvmlError::DriverNotLoaded => format!(

@@ -91,11 +91,14 @@ impl Roommate {
     }
 
     /// Suspends tenants of GPUs that were just measured, where the others gain more than they do.
+    /// Only where it is known how fast each is alone: otherwise their samples do not say what they
+    /// cost each other, and jobs that do well together would be parted on a guess.
     pub(super) fn take_apart(&mut self, plan: &mut Plan<'_>) {
         let measured = std::mem::take(&mut self.measured);
         for gpu in &measured {
             let tenants = plan.gpu(*gpu).tenants.clone();
-            if tenants.len() < 2 {
+            let is_known = |t: &JobIdx| plan.belief_on(*t, &plan.job(*t).gpus).is_measured;
+            if tenants.len() < 2 || !tenants.iter().all(is_known) {
                 continue;
             }
             let mut worst: Option<(f64, JobIdx, Reason)> = None;

@@ -8,11 +8,17 @@ const BINS: usize = 96;
 const TAIL: f64 = -0.8;
 /// The index is computed for every job up to this number, then for every tenth.
 const FEW: usize = 50;
+/// The first finished job stands for lengths up to this many bins from its own; n jobs for √n times
+/// fewer. A single length is no reason to expect that all others end at exactly it.
+const SPREAD: f64 = 10.0;
 
 /// A histogram of the lengths of finished jobs.
 pub(super) struct Lengths {
-    counts: [f64; BINS + 1],
-    finished: usize,
+    /// What is assumed before jobs have finished.
+    prior: [f64; BINS + 1],
+    finished: [f64; BINS + 1],
+    /// Number of finished jobs.
+    jobs: usize,
     /// For each bin the value of a job that has reached it.
     index: [f64; BINS + 1],
 }
@@ -34,16 +40,17 @@ impl Lengths {
             *count = prior * (survival(edge(i)) - survival(edge(i + 1)));
         }
         counts[BINS] = prior * survival(edge(BINS));
-        let mut lengths = Self { counts, finished: 0, index: [0.0; BINS + 1] };
+        let none = [0.0; BINS + 1];
+        let mut lengths = Self { prior: counts, finished: none, jobs: 0, index: none };
         lengths.compute();
         lengths
     }
 
     /// A job of this length has finished.
     pub(super) fn add(&mut self, length_s: f64) {
-        self.counts[bin(length_s)] += 1.0;
-        self.finished += 1;
-        if self.finished < FEW || self.finished.is_multiple_of(10) {
+        self.finished[bin(length_s)] += 1.0;
+        self.jobs += 1;
+        if self.jobs < FEW || self.jobs.is_multiple_of(10) {
             self.compute();
         }
     }
@@ -51,7 +58,8 @@ impl Lengths {
     /// Jobs of these lengths finished in earlier runs.
     pub(super) fn add_past(&mut self, lengths: &[(f64, u32)]) {
         for (length_s, jobs) in lengths {
-            self.counts[bin(*length_s)] += f64::from(*jobs);
+            self.finished[bin(*length_s)] += f64::from(*jobs);
+            self.jobs += *jobs as usize;
         }
         if !lengths.is_empty() {
             self.compute();
@@ -64,10 +72,32 @@ impl Lengths {
         self.index[bin(attained_s)]
     }
 
+    /// Finished jobs by length, each spread over the bins around its own while they are few.
+    fn spread(&self) -> [f64; BINS + 1] {
+        let width = (SPREAD / (self.jobs.max(1) as f64).sqrt()) as usize;
+        if width == 0 {
+            return self.finished;
+        }
+        let mut spread = [0.0; BINS + 1];
+        let weight = |off: usize| (width + 1 - off) as f64;
+        let all = weight(0) + 2.0 * (1..=width).map(weight).sum::<f64>();
+        for (at, jobs) in self.finished.iter().enumerate().filter(|(_, jobs)| **jobs > 0.0) {
+            for off in 0..=width {
+                let part = jobs * weight(off) / all;
+                spread[(at + off).min(BINS)] += part;
+                if off > 0 {
+                    spread[at.saturating_sub(off)] += part;
+                }
+            }
+        }
+        spread
+    }
+
     fn compute(&mut self) {
+        let finished = self.spread();
         let mut longer = [0.0; BINS + 2];
         for i in (0..=BINS).rev() {
-            longer[i] = longer[i + 1] + self.counts[i];
+            longer[i] = longer[i + 1] + self.prior[i] + finished[i];
         }
         for i in 0..=BINS {
             let reached = longer[i].max(1e-9);
@@ -92,6 +122,14 @@ mod tests {
         let values: Vec<f64> = [0.0, 60.0, 600.0, 6e4].map(|a| lengths.value(a)).into();
         assert!(values.is_sorted_by(|a, b| a > b), "{values:?}");
         assert!((0.005..0.02).contains(&values[0]), "about one in a minute: {values:?}");
+    }
+
+    #[test]
+    fn one_finished_job_says_little_of_the_others() {
+        let mut lengths = Lengths::new(60.0, 20.0);
+        lengths.add(10.0);
+        let [before, after] = [9.0, 13.0].map(|age_s| lengths.value(age_s));
+        assert!(before < 1.6 * after, "{before} {after}");
     }
 
     #[test]

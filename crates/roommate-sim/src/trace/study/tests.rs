@@ -6,7 +6,14 @@ use expect_test::expect;
 
 fn trace(jobs: Vec<TraceJob>) -> Trace {
     let (format, first_dropped) = (Format::Roommate, Vec::new());
-    Trace { jobs, format, dropped: 0, first_dropped, origin_s: None, cpu_jobs: 0 }
+    Trace {
+        jobs,
+        format,
+        dropped: 0,
+        first_dropped,
+        origin_s: None,
+        remarks: crate::trace::Remarks::new(),
+    }
 }
 
 /// A sample with several sizes, teams, numbers of machines and final states.

@@ -1,0 +1,4 @@
+  // Continues words.js for the advice: its figures are drawn without a script.
+
+  themes(() => {});
+})();
