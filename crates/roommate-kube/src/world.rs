@@ -716,15 +716,15 @@ impl World {
     /// Facts of all that changed: arrivals after departures, so that nothing is given away twice.
     fn gather(&mut self) -> Vec<Event> {
         let mut facts = std::mem::take(&mut self.ups);
-        for name in std::mem::take(&mut self.rooms) {
-            facts.extend(self.room_of(&name));
-        }
         let mut arriving = Vec::new();
         // What a fact of this round changes is looked at in the next one.
         for work in std::mem::take(&mut self.dirty) {
             self.reconcile(work, &mut facts, &mut arriving);
         }
         self.serve_queues();
+        for name in std::mem::take(&mut self.rooms) {
+            facts.extend(self.room_of(&name));
+        }
         facts.append(&mut self.downs);
         facts.append(&mut arriving);
         facts
@@ -739,6 +739,7 @@ impl World {
             gpus.iter().map(|g| part.place(*g)).map(|(node, n)| (node.to_string(), n)).collect()
         });
         let Some(Some(of)) = self.works.get_mut(work as usize) else { return };
+        self.rooms.extend(of.slots.iter().map(|slot| slot.node.clone()));
         match action {
             Action::Start(..) | Action::Move(..) => {
                 of.suspended = false;
@@ -766,13 +767,7 @@ impl World {
         }
         let node = self.ledger.of(uid).map(|h| h.node.clone());
         self.ledger.set(uid, hold);
-        let now = self.ledger.of(uid).map(|h| &h.node);
-        for name in node.iter().chain(now) {
-            let shape = self.nodes.get(name).and_then(|known| known.shape.as_ref());
-            if shape.is_some_and(|shape| !shape.unhealthy.is_empty()) {
-                self.rooms.insert(name.clone());
-            }
-        }
+        self.rooms.extend(node.iter().chain(self.ledger.of(uid).map(|h| &h.node)).cloned());
         // Somebody may have waited for this.
         if let Some(waiting) = node.and_then(|n| self.blocked.remove(&n)) {
             self.dirty.extend(waiting);
@@ -793,28 +788,44 @@ impl World {
         self.rooms.insert(node);
     }
 
+    /// What of a node the engine may give away, if that has changed.
     fn room_of(&self, name: &str) -> Option<Event> {
-        let node = self.part.as_ref()?.node(name)?;
+        let part = self.part.as_ref()?;
+        let node = part.node(name)?;
         let known = self.nodes.get(name)?;
         let shape = known.shape.as_ref()?;
-        let ill = self.on_unhealthy(name, shape);
+        let apart = self.ledger.on(name).filter_map(|uid| self.pods.get(uid));
+        let apart = apart.filter(|pod| self.is_apart(pod, shape)).map(|pod| pod.pod.room());
+        let used = apart.fold(known.foreign, |a, b| (a.0 + b.0, a.1 + b.1));
         let left = |all: u32, used: u64| u64::from(all).saturating_sub(used).max(1) as u32;
-        Some(Event::NodeRoom {
-            node,
-            cpu_milli: left(shape.cpu_milli, known.foreign.0 + ill.0),
-            host_mib: left(shape.host_mib, known.foreign.1 + ill.1),
-        })
+        let room = (left(shape.cpu_milli, used.0), left(shape.host_mib, used.1));
+        let engine = part.engine.state().node(node);
+        let (cpu_milli, host_mib) = room;
+        let changed = room != (engine.cpu_milli, engine.host_mib);
+        changed.then_some(Event::NodeRoom { node, cpu_milli, host_mib })
     }
 
-    /// CPU and memory of our pods on GPUs that cannot be used now: the engine knows neither the
-    /// GPUs nor the pods.
-    fn on_unhealthy(&self, name: &str, shape: &Shape) -> (u64, u64) {
-        if shape.unhealthy.is_empty() {
-            return (0, 0);
-        }
-        let ill = |hold: Hold| hold.node == name && hold.is_on_any(&shape.unhealthy);
-        let pods = self.pods.values().filter(|known| known.hold().is_some_and(ill));
-        pods.map(|known| known.pod.room()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+    /// Whether the kubelet counts what a pod of ours asks for, and the engine does not: it stands
+    /// still, or its GPU cannot be used now.
+    fn is_apart(&self, known: &Known, shape: &Shape) -> bool {
+        let ill = known.hold().is_some_and(|hold| hold.is_on_any(&shape.unhealthy));
+        let stands_still = || {
+            let phase = known.work.and_then(|w| self.phase(w));
+            known.now().is_some_and(|assignment| assignment.suspended)
+                && !matches!(phase, Some(Phase::Starting | Phase::Running))
+        };
+        ill || stands_still()
+    }
+
+    /// Whether a node has CPU and memory for another pod, as its kubelet counts them.
+    fn has_room(&self, name: &str, pod: &Pod) -> bool {
+        let Some(known) = self.nodes.get(name) else { return false };
+        let Some(shape) = &known.shape else { return false };
+        let there = self.ledger.on(name).filter_map(|uid| self.pods.get(uid));
+        let there = there.filter(|k| k.pod.uid() != pod.uid()).map(|k| k.pod.room());
+        let all = there.fold(known.foreign, |a, b| (a.0 + b.0, a.1 + b.1));
+        let (cpu, host) = pod.room();
+        all.0 + cpu <= u64::from(shape.cpu_milli) && all.1 + host <= u64::from(shape.host_mib)
     }
 
     /// Why no pod with these labels may be bound: a pod that is there would not have it near.

@@ -259,7 +259,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// A part over these nodes, in the order of their names.
+    /// A part over these nodes, in the order of their names; all have GPUs that can be used.
     pub(super) fn begin(
         settings: &Settings,
         nodes: Vec<(String, Shape)>,
@@ -270,9 +270,6 @@ impl Part {
         for (name, shape) in nodes {
             let Some(class) = classes.class_of(&name) else { continue };
             let numbers: Vec<u16> = shape.healthy().collect();
-            if numbers.is_empty() {
-                continue;
-            }
             let group = NodeGroup {
                 count: 1,
                 gpus: numbers.len() as u16,

@@ -2,7 +2,7 @@
 
 use crate::constraint::Constraint;
 use crate::world::part::{Classes, Part};
-use crate::world::{GATHER, World};
+use crate::world::{GATHER, KnownNode, Shape, World};
 use roommate_core::event::Event;
 use roommate_core::time::Time;
 
@@ -102,7 +102,12 @@ impl World {
 
     /// Begins another part: the nodes as they are, and everything where it is.
     pub(super) fn rebuild(&mut self, _why: &str) {
-        let offered = || self.nodes.values().filter_map(|n| Some((&n.node, n.shape.as_ref()?)));
+        // A class without a GPU would be one that the engine does not count.
+        let usable = |n: &'_ KnownNode| n.shape.as_ref().is_some_and(Shape::is_usable);
+        let offered = || {
+            let all = self.nodes.values().filter(|n| usable(n));
+            all.filter_map(|n| Some((&n.node, n.shape.as_ref()?)))
+        };
         let mut constraints = vec![Constraint::default()];
         for work in self.works.iter().flatten().filter(|w| !w.over) {
             if let Some(request) = &work.request
@@ -128,9 +133,7 @@ impl World {
                 if known.is_none_or(|n| !n.up) {
                     self.downs.push(Event::NodeDown(roommate_core::idx::NodeIdx(i as u32)));
                 }
-                if known.is_some_and(|n| n.foreign != (0, 0)) || !node.shape.unhealthy.is_empty() {
-                    self.rooms.insert(node.name.clone());
-                }
+                self.rooms.insert(node.name.clone());
             }
         }
         for (w, work) in self.works.iter_mut().enumerate() {

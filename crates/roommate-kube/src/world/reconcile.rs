@@ -338,7 +338,7 @@ impl World {
         }
         if look.holding == 0 {
             work.slots.clear();
-            if work.job.is_none() {
+            if !self.is_registered(work) {
                 self.register(w, work, None);
             }
         } else {
@@ -396,6 +396,14 @@ impl World {
         }
         self.want_part(self.now, "a pod may run on a part of the nodes that were alike");
         false
+    }
+
+    /// Whether the engine knows the work as one that may start wherever its pods may. One that ran
+    /// already when it was registered may also be where it ran, and its next pod may not.
+    fn is_registered(&self, work: &Work) -> bool {
+        let Some((job, part)) = work.job.zip(self.part.as_ref()) else { return false };
+        let mask = work.request.as_ref().and_then(|r| part.classes.mask(&r.constraint));
+        mask == Some(part.engine.state().spec(job).gpu_models)
     }
 
     fn register(&mut self, w: u32, work: &mut Work, on: Option<Placement>) {
@@ -592,7 +600,7 @@ impl World {
         let request = work.request.as_ref();
         let node = self.nodes.get(&slot.node);
         let may = node.zip(request).is_some_and(|(n, r)| n.up && r.constraint.allows(&n.node));
-        if !may {
+        if !may || !self.has_room(&slot.node, &known.pod) {
             self.bounce(w, work);
             return false;
         }
@@ -629,6 +637,7 @@ impl World {
                 self.timers.insert((by, w));
                 if self.suspend_all(w, work) {
                     work.suspend_by = None;
+                    self.rooms.extend(work.slots.iter().map(|slot| slot.node.clone()));
                     leaving.push(stopped(self));
                 }
                 return;
