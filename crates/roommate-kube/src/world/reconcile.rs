@@ -278,7 +278,12 @@ impl World {
     /// Submits a work once all its pods are there; one whose pods run already where they are.
     fn arrive(&mut self, w: u32, work: &mut Work, look: Look, arriving: &mut Vec<Event>) {
         if work.size == 0 || look.alive < work.needed(look) {
-            self.dismiss(work);
+            // Pods that are about to end count in their queue until they have.
+            if look.holding == 0 {
+                self.dismiss(work);
+            } else {
+                self.is_admitted(w, work, true);
+            }
             let forgotten = self.now >= work.since + FORGET_AFTER;
             if work.pods.is_empty() && (work.owner.is_none() || forgotten) {
                 work.over = true;
