@@ -129,7 +129,7 @@ impl CudaDevice {
         let gates = library.filter(|_| gated).map(|library| Gates::new(library, gate_folder));
         let sampler = Sampler::start(&infos, Sampler::USUAL);
         let (begun, has_priority) = (Instant::now(), p.may_use(Mechanism::Priority));
-        Ok(Self { sampler, begun, gpus, tested, has_priority, gates })
+        Ok(Self { gpus, sampler, begun, tested, has_priority, gates })
     }
 
     /// GPUs of a twin, without MPS.
@@ -144,7 +144,7 @@ impl CudaDevice {
         };
         let gpus = (0..devices).map(gpu).collect();
         let (sampler, begun) = (Sampler::twin(), Instant::now());
-        Self { sampler, begun, gpus, tested, has_priority: true, gates: None }
+        Self { gpus, sampler, begun, tested, has_priority: true, gates: None }
     }
 
     pub(super) fn cluster(&self) -> Cluster {
