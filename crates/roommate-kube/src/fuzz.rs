@@ -863,7 +863,8 @@ impl Fuzz {
         }
     }
 
-    /// Pods by themselves that wait although there is a whole GPU for them, and what they were told.
+    /// Pods by themselves that wait although there is a whole GPU for them, and what they were
+    /// told.
     fn stuck(&self, truth: &Ledger, among: &dyn Fn(&Pod) -> bool) -> Vec<String> {
         // A gang keeps all its places until the last of its pods has ended.
         let live = self.api.pods.values().map(|h| &h.pod).filter(|pod| !pod.has_ended());

@@ -1,5 +1,5 @@
-//! Which devices may be offered: one that cannot be used is not offered from then on, and is offered
-//! again once it could be used for a while, so that one that comes and goes does not.
+//! Which devices may be offered: one that cannot be used is not offered from then on, and is
+//! offered again once it could be used for a while, so that one that comes and goes does not.
 
 use super::kubelet::{Device, HEALTHY, UNHEALTHY};
 use roommate_core::idx::GpuIdx;
