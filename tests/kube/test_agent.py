@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from testbed import GPU, ControlPlane, Object, RealNode, pod_path
-from testbed.guests import SCHEDULER, applied, front, guest, load, python, served, until_applied
+from testbed.guests import SCHEDULER, applied, front, guest, load, python, reasons, served, until_applied
 from testbed.plane import REAL_NODES
 from testbed.programs import free_port
 from testbed.roommate import (
@@ -27,6 +27,7 @@ from testbed.roommate import (
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = 100
+ONLINE = "/sys/devices/system/cpu/online"
 BUSY = ["sh", "-c", "while :; do :; done"]
 
 
@@ -40,8 +41,16 @@ def node(plane: ControlPlane) -> Iterator[RealNode]:
 
 
 @pytest.fixture(scope="module")
-def agent(plane: ControlPlane, node: RealNode) -> Iterator[Agent]:
-    it = Agent(plane, node, "--device", "cpu", "--devices", "2")
+def online(plane: ControlPlane) -> Path:
+    """What the agent sees as the list of cores that are online."""
+    file = plane.folder / "cores-online"
+    file.write_text(Path(ONLINE).read_text())
+    return file
+
+
+@pytest.fixture(scope="module")
+def agent(plane: ControlPlane, node: RealNode, online: Path) -> Iterator[Agent]:
+    it = Agent(plane, node, "--device", "cpu", "--devices", "2", files={ONLINE: online})
     it.until_ready()
     yield it
     it.delete()
@@ -113,6 +122,8 @@ def test_two_pods_share_a_device_within_their_shares(
     # With both devices taken for the most part, the two small ones are on one of them.
     made = [guest(plane, space, name, BUSY, share=share) for name, share in (("a", 30), ("b", 60), ("c", 60))]
     found = until_applied(plane, *made)
+    beside = [set(reasons(plane, pod)) & {"CoLocated"} for pod in found]
+    assert sum(map(len, beside)) == 2, "two of them share a device, and are told so"
     on = [tuple((assignment(p) or {})["gpus"]) for p in found]
     assert len(set(on)) == 2, on
     assert_shares(found, 0.3, 0.6, 0.6)
@@ -127,6 +138,7 @@ def test_a_limit_changes_while_the_pod_runs(plane: ControlPlane, node: RealNode,
         within_s=30,
     )
     assert_shares([limited], 0.2)
+    assert "ShareResized" in reasons(plane, pod)
     assert limited["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
@@ -261,6 +273,45 @@ def test_a_kubelet_that_comes_back_is_registered_at(
     now = plane.api.get(pod_path(pod))
     assert now["status"]["containerStatuses"][0]["restartCount"] == 0
     assert_shares([now, second], 0.4, 0.4)
+
+
+def test_a_device_that_is_lost_gets_no_new_pods(
+    plane: ControlPlane, node: RealNode, agent: Agent, online: Path, space: str
+) -> None:
+    at = f"/api/v1/nodes/{node.name}"
+
+    def places(count: int) -> Object:
+        return plane.api.until(at, lambda n: n["status"]["allocatable"].get(GPU) == str(count), within_s=60)
+
+    def told(reason: str) -> None:
+        def is_told(events: Object) -> bool:
+            its = [e for e in events["items"] if e["regarding"].get("name") == node.name]
+            return any(e["reason"] == reason and e["note"].startswith("GPU 1 ") for e in its)
+
+        plane.api.until("/apis/events.k8s.io/v1/namespaces/default/events", is_told)
+
+    made = until_applied(plane, *(guest(plane, space, name, BUSY, share=100) for name in ("a", "b")))
+    (ill,) = (pod for pod in made if (assignment(pod) or {})["gpus"] == [1])
+    before = online.read_text()
+    online.write_text(f"{min(os.sched_getaffinity(0))}\n")
+    try:
+        inventory = json.loads(places(8)["metadata"]["annotations"]["roommate.dev/inventory"])
+        assert list(inventory["unhealthy"]) == ["1"] and "is offline" in inventory["unhealthy"]["1"]
+        told("GpuUnhealthy")
+        assert agent.metric("roommate_node_unhealthy_gpus") == 1
+        for pod in made:
+            (container,) = plane.api.get(pod_path(pod))["status"]["containerStatuses"]
+            assert "running" in container["state"] and container["restartCount"] == 0
+        plane.api.delete(pod_path(ill))
+        plane.api.until_gone(pod_path(ill))
+        late = guest(plane, space, "late", BUSY, share=100)
+        plane.api.until(pod_path(late), lambda p: why_unschedulable(p) is not None)
+    finally:
+        online.write_text(before)
+    places(16)
+    told("GpuRecovered")
+    (late,) = until_applied(plane, late)
+    assert (assignment(late) or {})["gpus"] == [1]
 
 
 def test_killed_agents_and_schedulers_lose_nothing(

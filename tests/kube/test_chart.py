@@ -513,6 +513,15 @@ def test_an_agent_changes_its_own_node_and_the_pods_there_only(
     assert "its own node" in refused(lambda: api.patch(f"/api/v1/nodes/{there}", ours))
     for change in ({"spec": {"unschedulable": True}}, {"metadata": {"labels": {"pool": "mine"}}}):
         refused(lambda change=change: api.patch(f"/api/v1/nodes/{here}", change))
+    # What it tells of its pods, and of its node where kubelets tell of theirs.
+    of_pod = {"apiVersion": "v1", "kind": "Pod", "name": "mine", "namespace": space}
+    of_node = {"apiVersion": "v1", "kind": "Node", "name": here, "uid": here}
+    for name, regarding in ((space, of_pod), ("default", of_node)):
+        api.post(f"/apis/events.k8s.io/v1/namespaces/{name}/events", {
+            "metadata": {"name": "told.by-the-agent"}, "eventTime": "2026-01-01T00:00:00.000000Z",
+            "type": "Normal", "reason": "CoLocated", "action": "Sharing", "note": "x",
+            "reportingController": "roommate-agent", "reportingInstance": here, "regarding": regarding,
+        })  # fmt: skip
     # A token that was not made for a pod names no node.
     unbound = api_of(plane, f"{installed}/roommate-agent")
     assert "its own node" in refused(lambda: unbound.patch(pod_path(mine), ours | {}))

@@ -51,12 +51,23 @@ class Kubectl:
 
     def __init__(self, plane: ControlPlane, folder: Path, space: str) -> None:
         self.plane, self.folder, self.space = plane, folder, space
-        (folder / "kubectl-roommate").symlink_to(PROGRAM)
+        for name in ("kubectl-roommate", "kubectl_complete-roommate"):
+            (folder / name).symlink_to(PROGRAM)
         self.path = f"{folder}:{plane.bin}:{os.environ['PATH']}"
 
     def run(self, *words: str, stdin: str | None = None, status: int = 0) -> subprocess.CompletedProcess[str]:
+        return self.kubectl("roommate", *words, stdin=stdin, status=status)
+
+    def complete(self, *words: str) -> list[str]:
+        """What kubectl offers a shell in place of the last word."""
+        lines = self.kubectl("__complete", "roommate", *words).stdout.splitlines()
+        return [line.split("\t")[0] for line in lines]
+
+    def kubectl(
+        self, *words: str, stdin: str | None = None, status: int = 0
+    ) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PATH": self.path, "KUBECONFIG": str(self.plane.kubeconfig())}
-        command = ["kubectl", "roommate", *words]
+        command = ["kubectl", *words]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=env, timeout=60)
         assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
@@ -109,6 +120,12 @@ def test_top_shows_gpus_with_their_tenants(
     assert f"{space}/half" in done.stdout and "idle" in done.stdout
     assert done.stderr == "1 pod on 1 of 4 GPUs, 0 pods wait\n"
     assert "a100" in kubectl.run("top", "-o", "wide").stdout
+
+
+def test_words_are_completed_as_those_of_kubectl(kubectl: Kubectl) -> None:
+    assert kubectl.complete("wh") == ["why", "what-if", ":4"]
+    assert kubectl.complete("top", "--output", "w") == ["wide", ":4"]
+    assert kubectl.complete("what-if", "") == [":0"], "names of files"
 
 
 def test_users_with_few_rights_are_told_what_they_lack(
@@ -181,7 +198,10 @@ def test_the_scheduler_is_found_by_its_lease(
     plane.api.post(path, {"metadata": {"name": "leader"}, "spec": spec})
     missing = kubectl.run("snapshot", "--lease", lease, status=2)
     assert "the scheduler that leads, the-pod_17_1760000000, is not a pod" in missing.stderr
-    gpu_pod(plane, space, "the-pod", schedulerName="nobody")
+    # As the chart makes it.
+    told = {"name": "main", "image": "any", "args": [f"--lease-namespace={space}", "--lease-name=leader"]}
+    names = {"app.kubernetes.io/name": "roommate", "app.kubernetes.io/component": "scheduler"}
+    plane.pod(space, "the-pod", {"schedulerName": "nobody", "containers": [told]}, labels=names)
     gpu_pod(plane, space, "decided")
     until_bound(plane, space, 1)
     # In place of a kubelet that forwards the port.
@@ -193,7 +213,7 @@ def test_the_scheduler_is_found_by_its_lease(
     )
     (stand_in / "kubectl").chmod(0o755)
     env = {**os.environ, "PATH": f"{stand_in}:{kubectl.path}"}
-    words = ["kube", "snapshot", "--lease", lease, "--kubeconfig", str(plane.kubeconfig())]
+    words = ["kube", "snapshot", "--kubeconfig", str(plane.kubeconfig())]
     done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, env=env, check=True)
     assert f'"name":"{space}/decided"' in done.stdout
     said = (stand_in / "words").read_text()

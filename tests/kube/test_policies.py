@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from testbed import ControlPlane, Object, RealNode
-from testbed.guests import LABELS, SCHEDULER, front, guest, load, python, served, until_applied
+from testbed.guests import LABELS, SCHEDULER, front, guest, load, python, reasons, served, until_applied
 from testbed.plane import REAL_NODES
 from testbed.programs import free_port
 from testbed.resources import install_definitions, make, path_of
@@ -99,6 +99,7 @@ def test_iadeep_tunes_batch_sizes_without_a_restart(
         sizes = {int(line.split()[0]) for line in kept.read_text().splitlines()[:-1]}
         assert len(sizes) > 1 and sizes >= {8, batch}, sizes
         assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+        assert {"BatchSizeChanged", "CoLocated"} <= set(reasons(plane, pod))
     # Larger batches are worth it for both, and at least one is tuned away from its own size.
     assert any(s["batch"] != 8 for s in settled.values()), settled
     assert not notes(one, "batch_not_applied")
@@ -134,7 +135,8 @@ def test_mudi_gives_a_service_the_share_that_it_needs(
     trained = until_applied(plane, *trained)
     # What was promised is known before the first request: the rate is as its user expects.
     (before,) = until_applied(plane, service)
-    assert 0 < (assignment(before) or {})["knobs"]["sm_permille"] < 1000, assignment(before)
+    knobs = (assignment(before) or {})["knobs"]
+    assert 0 < knobs["sm_permille"] < 1000 and knobs["batch"] in (1, 2, 4, 8), knobs
     load(plane, node, f"http://127.0.0.1:{port}", seconds=12)
     found = until_applied(plane, service, *trained)
     shares = [(assignment(p) or {})["knobs"].get("sm_permille", 1000) for p in found]

@@ -327,6 +327,14 @@ impl Device {
         }
     }
 
+    /// Devices that cannot be used now, and why; they are looked at anew each time.
+    pub(crate) fn unhealthy(&self, now: Instant) -> Vec<(GpuIdx, String)> {
+        match self {
+            Self::Cpu(d) => d.unhealthy(),
+            Self::Cuda(d) => d.unhealthy(now),
+        }
+    }
+
     /// A process that was started by an earlier daemon, with these variables.
     pub(crate) fn adopt(&self, start: &Start<'_>, env: &BTreeMap<String, String>, now: Instant) {
         if let Self::Cuda(d) = self {

@@ -61,7 +61,7 @@ use crate::protocol::FromTenant;
 use crate::protocol::front::FrontSpec;
 use roommate_core::cluster::Cluster;
 use roommate_core::event::{Placement, Sample, Served};
-use roommate_core::idx::JobIdx;
+use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::job::Overrides;
 use roommate_core::knobs::Knobs;
 use roommate_core::math::hash::fnv1a;
@@ -537,6 +537,11 @@ impl Machine {
     /// How shares are enforced on this machine.
     pub fn enforcement(&self) -> &SelfTest {
         self.device.tested()
+    }
+
+    /// Devices that cannot be used now, and why; they are looked at anew each time.
+    pub fn unhealthy(&self) -> Vec<(GpuIdx, String)> {
+        self.device.unhealthy(self.now())
     }
 
     /// The GPUs as shown to people.

@@ -27,6 +27,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST_TOTALS: usize = 4096;
 
 /// A policy that is asked again at one instant, because what it stopped then can be placed again,
+/// A job that runs beside others is measured alone after this time.
+const LOOK_AFTER: Span = Span(30_000_000);
 /// is asked no more often than this.
 const MOST_AGAIN: u32 = 32;
 
@@ -448,16 +450,28 @@ impl Engine {
     }
 
     /// Whether the policy wants to know how fast a running job is alone, and nobody does because it
-    /// has roommates. Beside a service nobody is measured.
+    /// has roommates. At once where somebody there was promised a speed; else only once the job has
+    /// run for a while, because what is learned of jobs that soon end is worth less than it costs.
+    /// Beside a service nobody is measured.
     pub fn wants_speed_alone(&self, job: JobIdx) -> bool {
         let (state, hot) = (&self.state, self.state.job(job));
-        let serves = |t: &JobIdx| state.spec(*t).class == Class::Service;
-        self.policy.wants_speeds_alone()
+        let wants = self.policy.wants_speeds_alone()
             && hot.phase == Phase::Running
             && state.profile(job).step_unknown
             && !state.is_alone(job)
-            && !state.belief_on(job, &hot.gpus).is_measured
-            && !hot.gpus.iter().any(|g| state.gpu(*g).tenants.iter().any(serves))
+            && !state.belief_on(job, &hot.gpus).is_measured;
+        if !wants {
+            return false;
+        }
+        let mut urgent = state.now - hot.since >= LOOK_AFTER;
+        for tenant in hot.gpus.iter().flat_map(|g| &state.gpu(*g).tenants) {
+            let spec = state.spec(*tenant);
+            if spec.class == Class::Service {
+                return false;
+            }
+            urgent |= spec.max_slowdown.is_some();
+        }
+        urgent
     }
 
     /// What a sample says of the job's profile, and of those of its roommates.

@@ -17,6 +17,7 @@
 //! - An agent that starts anew reads from a file which places it gave, and finds the containers.
 
 mod cdi;
+mod health;
 mod kubelet;
 mod notes;
 mod places;
@@ -26,10 +27,11 @@ mod tenants;
 mod watch;
 
 use crate::client::{Access, Error, client};
+use crate::event::Says;
 use crate::names;
 use crate::objects::Pod;
-use kube::Client;
-use kubelet::{CdiDevice, ContainerAllocateResponse, Device, HEALTHY, Mount, Sockets};
+use health::{Change, Health};
+use kubelet::{CdiDevice, ContainerAllocateResponse, Device, Mount, Sockets};
 use notes::Notes;
 use places::{Given, OfPod, Places};
 use plugin::{Ask, Plugin};
@@ -37,7 +39,7 @@ use roommate_agent::device::{Kind, Mechanism};
 use roommate_agent::machine::{Input, Machine, Report, Setup};
 use roommate_agent::paths::Paths;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -132,7 +134,8 @@ pub async fn run(
         let at = status::serve(at, to_status).await?;
         told(&format!("http://{at}: /healthz, /readyz, /metrics"));
     }
-    let (devices, seen) = tokio::sync::watch::channel(devices_of(&machine, options.slots));
+    let offered = health::places(gpus_of(&machine), options.slots, &BTreeSet::new(), &[]);
+    let (devices, seen) = tokio::sync::watch::channel(offered);
     let sockets = Sockets::of(&options.kubelet);
     let resource = options.resource.clone();
     let plugin = Plugin { sockets: sockets.clone(), resource, devices: seen, asks: to_asks };
@@ -141,7 +144,9 @@ pub async fn run(
 
     let mut agent = Agent {
         tenants: Tenants::new(&options.resource),
-        notes: Notes::new(client.clone()),
+        notes: Notes::new(client, options.node.clone()),
+        health: Health::default(),
+        devices,
         machine,
         kind,
         places,
@@ -155,7 +160,7 @@ pub async fn run(
     };
     agent.machine.listen().map_err(Error::agent)?;
     agent.machine.expect(agent.places.tokens());
-    agent.publish(&client).await?;
+    agent.publish();
     let mut ended = std::pin::pin!(ended);
     let mut batch = Vec::new();
     let outcome = loop {
@@ -180,7 +185,6 @@ pub async fn run(
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
     // Pods run on without the agent, but none is left standing still.
     agent.machine.close();
-    drop(devices);
     outcome
 }
 
@@ -209,13 +213,6 @@ fn open(options: &Options, to: &mpsc::UnboundedSender<Input>) -> Result<(Machine
     }
 }
 
-/// A place for each pod that fits on a device.
-fn devices_of(machine: &Machine, slots: u32) -> Vec<Device> {
-    let all = u32::from(gpus_of(machine)) * slots;
-    let place = |n| Device { id: format!("place-{n}"), health: HEALTHY.into() };
-    (0..all).map(place).collect()
-}
-
 fn gpus_of(machine: &Machine) -> u16 {
     machine.cluster().groups.first().map_or(0, |g| g.gpus)
 }
@@ -227,6 +224,9 @@ struct Agent {
     tenants: Tenants,
     places: Places,
     notes: Notes,
+    health: Health,
+    /// What the kubelet is offered.
+    devices: tokio::sync::watch::Sender<Vec<Device>>,
     sockets: Sockets,
     starting: Vec<Starting>,
     to_heard: mpsc::Sender<Heard>,
@@ -242,7 +242,7 @@ impl Agent {
         let now = Instant::now();
         let machine = self.machine.due().map(|at| at.saturating_duration_since(now));
         let waits = !self.starting.is_empty() || self.tenants.are_waiting();
-        let most = if waits { LOOK_EVERY } else { Duration::from_secs(5) };
+        let most = if waits { LOOK_EVERY } else { health::LOOK_EVERY };
         [machine, self.notes.due(now)].into_iter().flatten().min().map_or(most, |d| d.min(most))
     }
 
@@ -324,8 +324,9 @@ impl Agent {
 
     /// Does all that can be done now.
     fn work(&mut self, told: &mut dyn FnMut(&str)) {
+        self.look_at_devices(told);
         self.start_containers();
-        self.tenants.reconcile(&mut self.machine, &self.places, told);
+        self.tenants.reconcile(&mut self.machine, &self.places, &mut self.notes, told);
         self.machine.poll();
         for report in self.machine.take_reports() {
             if let Report::Notice { what, .. } = &report {
@@ -342,6 +343,42 @@ impl Agent {
                 told(&format!("could not keep what was given: {e}"));
             }
         }
+    }
+
+    /// Offers devices that can be used, and tells of others.
+    fn look_at_devices(&mut self, told: &mut dyn FnMut(&str)) {
+        let now = Instant::now();
+        if !self.health.is_due(now) {
+            return;
+        }
+        let changes = self.health.look(&self.machine.unhealthy(), now);
+        for change in &changes {
+            let (warns, reason, note) = match change {
+                Change::Lost(number, why) => {
+                    (true, "GpuUnhealthy", format!("GPU {number} cannot be used: {why}"))
+                }
+                Change::Back(number) => {
+                    (false, "GpuRecovered", format!("GPU {number} can be used again"))
+                }
+            };
+            told(&note);
+            let says = Says { warns, reason, action: "Probing", note: &note };
+            self.notes.event_of_node(says);
+        }
+        if !changes.is_empty() {
+            self.publish();
+        }
+        let lost: BTreeSet<u16> = self.health.lost().into_keys().collect();
+        if changes.is_empty() && lost.is_empty() {
+            return;
+        }
+        let held = self.tenants.held(&self.places);
+        let offered = health::places(gpus_of(&self.machine), self.options.slots, &lost, &held);
+        self.devices.send_if_modified(|now| {
+            let changed = *now != offered;
+            *now = offered;
+            changed
+        });
     }
 
     /// Lets containers start whose pods have an assignment, and whose devices admit them.
@@ -398,19 +435,21 @@ impl Agent {
     }
 
     /// Tells the scheduler of the devices.
-    async fn publish(&self, client: &Client) -> Result<(), Error> {
+    fn publish(&mut self) {
         let cluster = self.machine.cluster();
         let model = cluster.gpu_models.first();
-        let inventory = json!({
+        let mut inventory = json!({
             "gpus": gpus_of(&self.machine),
             "model": model.map_or("gpu", |m| m.name.as_str()),
             "mem_mib": model.map_or(0, |m| m.mem_mib),
             "slots": self.options.slots,
             "tier": self.machine.enforcement().tier,
         });
-        notes::annotate_node(client, &self.options.node, names::INVENTORY, &inventory.to_string())
-            .await
-            .map_err(|e| Error::Other(format!("node {}: {e}", self.options.node)))
+        let lost = self.health.lost();
+        if !lost.is_empty() {
+            inventory["unhealthy"] = json!(lost);
+        }
+        self.notes.annotate_node(names::INVENTORY, inventory.to_string());
     }
 
     fn answer(&self, ask: status::Ask) {
@@ -426,6 +465,7 @@ impl Agent {
                     gpus: gpus_of(&self.machine),
                     tier: self.machine.enforcement().tier.to_string(),
                     registrations: self.registrations,
+                    unhealthy: self.health.lost().len(),
                 };
                 drop(to.send(self.tenants.metrics(&view)));
             }

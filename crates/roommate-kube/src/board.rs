@@ -58,15 +58,15 @@ impl Board {
             let path = written::path(from);
             let mut forwarded = forwarded.lock().unwrap_or_else(PoisonError::into_inner);
             let text = own.block_on(async {
-                let (namespace, lease) = match &scheduler {
+                let lease = match &scheduler {
                     Scheduler::At(at) => {
                         return page(at, &path).await.map_err(|e| unreachable(at, &e));
                     }
-                    Scheduler::Leader(namespace, lease) => (namespace, lease),
+                    Scheduler::Leader(lease) => lease.as_ref(),
                 };
                 let port = match forwarded.take() {
                     Some(port) => port,
-                    None => Forwarded::to_leader(&asked, &access, namespace, lease).await?,
+                    None => Forwarded::to_leader(&asked, &access, lease).await?,
                 };
                 let text = port.page(&path).await?;
                 *forwarded = Some(port);

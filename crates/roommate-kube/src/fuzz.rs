@@ -9,6 +9,7 @@ use crate::names;
 use crate::objects::{Node, Pod, PodStatus, Taint};
 use crate::request::Request;
 use crate::world::{Answer, Counts, Expected, Grant, Settings, Shape, World, Write};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time as Timestamp};
 use k8s_openapi::jiff;
 use roommate_core::math::rng::Rng;
@@ -42,7 +43,7 @@ pub struct Outcome {
     /// Pods that wait at the end although a whole GPU is idle for them. A policy may have a reason;
     /// for those that never leave a GPU idle it counts as a leak.
     pub stuck: u64,
-    /// Pods whose constraints do not allow their node.
+    /// Pods whose constraints or CPU do not allow their node, or whose GPUs are ill.
     pub misplaced: u64,
     /// Pods that were bound beyond the quota of a queue that may not borrow.
     pub over_quota: u64,
@@ -131,9 +132,11 @@ pub fn run(plan: &Plan, tick: &mut dyn FnMut(u64)) -> Result<Outcome, String> {
         rng,
         now: Time::ZERO,
         under_way: VecDeque::new(),
+        told: BTreeMap::new(),
         out: Outcome::default(),
         counts: Counts::default(),
         faults: true,
+        calm: false,
         keeps_quotas: false,
     };
     for i in 0..plan.operations {
@@ -155,6 +158,14 @@ fn owner_of(pod: &Pod) -> Option<String> {
     Some(pod.metadata.owner_references.as_ref()?.first()?.uid.clone())
 }
 
+/// Whether no GPU of an assignment is ill.
+fn is_well(node: &Node, assignment: &str) -> bool {
+    let shape = Shape::of(node, names::RESOURCE);
+    let decided = serde_json::from_str::<Assignment>(assignment);
+    let mut all = decided.iter().flat_map(|decided| &decided.gpus);
+    shape.is_none_or(|shape| !all.any(|gpu| shape.unhealthy.contains(gpu)))
+}
+
 /// What a pod uses of the quota of its queue while it is on a node, in thousandths of a GPU.
 fn uses(pod: &Pod) -> u64 {
     if pod.spec.node_name.is_none() || pod.has_ended() || Assignment::of(pod).is_none() {
@@ -162,6 +173,20 @@ fn uses(pod: &Pod) -> u64 {
     }
     let request = Request::of(pod, names::RESOURCE);
     request.map_or(0, |r| u64::from(r.gpus) * u64::from(r.knobs.sm_permille))
+}
+
+/// A GPU of a node falls ill, or all are well again.
+fn sicken(node: &mut Node) {
+    let annotations = node.metadata.annotations.get_or_insert_default();
+    let Some(text) = annotations.get_mut(names::INVENTORY) else { return };
+    let Ok(mut inventory) = serde_json::from_str::<serde_json::Value>(text) else { return };
+    let sick = inventory["unhealthy"]["0"].is_null();
+    inventory["unhealthy"] = if sick { json!({"0": "it is lost"}) } else { json!({}) };
+    let gpus = inventory["gpus"].as_u64().unwrap_or(0) - u64::from(sick);
+    *text = inventory.to_string();
+    let status = node.status.get_or_insert_default();
+    let places = Quantity((gpus * u64::from(SLOTS)).to_string());
+    status.allocatable.get_or_insert_default().insert(names::RESOURCE.into(), places);
 }
 
 struct Fuzz {
@@ -172,9 +197,13 @@ struct Fuzz {
     now: Time,
     /// Writes that were not answered yet.
     under_way: VecDeque<Write>,
+    /// Why pods wait, as they were told last.
+    told: BTreeMap<String, String>,
     out: Outcome,
     counts: Counts,
     faults: bool,
+    /// Whether nodes are as they are for so long that all writes were decided for them.
+    calm: bool,
     /// Whether quotas are as they are for so long that nothing may be bound beyond them.
     keeps_quotas: bool,
 }
@@ -511,7 +540,8 @@ impl Fuzz {
         let Some(name) = self.any_node() else { return self.make_node() };
         let mut node = self.api.nodes[&name].clone();
         let ready = |is: bool| if is { "True" } else { "False" };
-        match self.rng.below(6) {
+        match self.rng.below(7) {
+            6 => sicken(&mut node),
             0 | 1 => {
                 let status = node.status.get_or_insert_default();
                 let conditions = status.conditions.get_or_insert_default();
@@ -638,14 +668,16 @@ impl Fuzz {
                 pod.spec.node_name = Some(node.clone());
                 let annotations = pod.metadata.annotations.get_or_insert_default();
                 annotations.insert(names::ASSIGNMENT.into(), assignment.clone());
-                let may = self
-                    .api
-                    .nodes
-                    .get(node)
-                    .map(|n| crate::constraint::Constraint::of(&pod).allows(n));
-                // A node may change after the decision; the scheduler saw it as it was told.
-                if may == Some(false) && self.api.news.is_empty() && !self.faults {
+                let may = self.api.nodes.get(node).map(|n| {
+                    crate::constraint::Constraint::of(&pod).allows(n)
+                        && is_well(n, assignment)
+                        && self.cpu_used(node) + pod.room().0 <= n.has("cpu", 1e-3)
+                });
+                if may == Some(false) && self.calm && self.api.news.is_empty() {
                     self.out.misplaced += 1;
+                    let name = pod.name();
+                    let what = format!("{name} was bound to {node}, which has no room for it");
+                    self.out.first.get_or_insert(what);
                 }
                 if self.keeps_quotas {
                     self.check_quota(&pod);
@@ -665,7 +697,9 @@ impl Fuzz {
                 let uid = pod.uid().to_string();
                 self.delete(&uid);
             }
-            Write::Explain { .. } => {}
+            Write::Explain { why, .. } => {
+                self.told.insert(pod.uid().into(), why.clone());
+            }
         }
         Answer::Done
     }
@@ -720,6 +754,12 @@ impl Fuzz {
         }
     }
 
+    /// CPU that pods on a node use, in thousandths of a core.
+    fn cpu_used(&self, node: &str) -> u64 {
+        let on = |h: &&Held| h.pod.spec.node_name.as_deref() == Some(node) && !h.pod.has_ended();
+        self.api.pods.values().filter(on).map(|h| h.pod.room().0).sum()
+    }
+
     fn check_journal(&mut self) {
         let journal = self.world.journal();
         if journal.is_empty() {
@@ -744,6 +784,7 @@ impl Fuzz {
         self.faults = false;
         self.api.wanted.clear();
         self.rest(50);
+        self.calm = true;
         // Pods come and go, and others may not get more than their queues have.
         self.keeps_quotas = true;
         self.rest(150);
@@ -752,10 +793,7 @@ impl Fuzz {
         self.rest(50);
         let truth = self.truth();
         let starved = self.stuck(&truth, &|pod| self.has_free_queue(pod, &truth));
-        if starved > 0 && WORK_CONSERVING.contains(&&*self.settings.policy) {
-            self.out.leaks += starved;
-            self.out.first.get_or_insert("a pod waits although its queue uses nothing".into());
-        }
+        self.blame(&starved, "its queue uses nothing");
         for name in std::mem::take(&mut self.api.queues).into_keys() {
             self.api.news.push_back(News::Queue(name, None));
         }
@@ -769,15 +807,15 @@ impl Fuzz {
             if self.keeps_quotas {
                 (0..3).for_each(|_| self.progress());
             }
+            // What is bound from now on was decided for what is.
             while !self.api.news.is_empty() {
                 self.tell();
-                self.step();
             }
+            self.step();
             while !self.under_way.is_empty() {
                 self.answer();
                 self.step();
             }
-            self.step();
             for uid in self.api.pods.keys().cloned().collect::<Vec<_>>() {
                 let held = &self.api.pods[&uid];
                 if held.pod.metadata.deletion_timestamp.is_some() {
@@ -812,11 +850,22 @@ impl Fuzz {
         };
         of().all(|pod| pod.spec.node_name.is_none() && small(pod))
             && of().count() as u64
-                == self.stuck(truth, &|pod| pod.label(names::QUEUE) == Some(name))
+                == self.stuck(truth, &|pod| pod.label(names::QUEUE) == Some(name)).len() as u64
     }
 
-    /// Pods by themselves that wait although there is a whole GPU for them.
-    fn stuck(&self, truth: &Ledger, among: &dyn Fn(&Pod) -> bool) -> u64 {
+    /// Of a policy that leaves no GPU idle nobody may be stuck.
+    fn blame(&mut self, stuck: &[String], although: &str) {
+        if let Some(first) = stuck.first()
+            && WORK_CONSERVING.contains(&&*self.settings.policy)
+        {
+            self.out.leaks += stuck.len() as u64;
+            self.out.first.get_or_insert(format!("{first}, and {although}"));
+        }
+    }
+
+    /// Pods by themselves that wait although there is a whole GPU for them, and what they were
+    /// told.
+    fn stuck(&self, truth: &Ledger, among: &dyn Fn(&Pod) -> bool) -> Vec<String> {
         // A gang keeps all its places until the last of its pods has ended.
         let live = self.api.pods.values().map(|h| &h.pod).filter(|pod| !pod.has_ended());
         let gangs = live.filter_map(|pod| Assignment::of(pod)?.gang);
@@ -826,16 +875,15 @@ impl Fuzz {
             .collect();
         let idle = |node: &Node, request: &Request| {
             let Some(shape) = Shape::of(node, names::RESOURCE) else { return false };
-            let free = truth.node(node.name()).iter().take(shape.gpus.into());
-            let on = |h: &&Held| h.pod.spec.node_name.as_deref() == Some(node.name());
-            let here = || self.api.pods.values().filter(on).filter(|h| !h.pod.has_ended());
-            let cpu: u64 = here().map(|h| h.pod.needs("cpu", 1e-3)).sum();
+            let held = truth.node(node.name());
+            let cpu = self.cpu_used(node.name());
             node.is_ready()
                 && request.constraint.allows(node)
                 && cpu + 4000 <= u64::from(shape.cpu_milli)
                 && request.knobs.mem_mib <= shape.mem_mib
-                && free.into_iter().zip(0..).any(|(held, gpu)| {
-                    held.pods == 0 && !kept.contains(&(node.name().to_string(), gpu))
+                && shape.healthy().any(|gpu| {
+                    held.get(usize::from(gpu)).is_some_and(|held| held.pods == 0)
+                        && !kept.contains(&(node.name().to_string(), gpu))
                 })
         };
         let waits = |held: &&Held| {
@@ -850,7 +898,11 @@ impl Fuzz {
                 && among(pod)
                 && self.api.nodes.values().any(|node| idle(node, &request))
         };
-        self.api.pods.values().filter(waits).count() as u64
+        let told = |held: &Held| {
+            let why = self.told.get(held.pod.uid()).map_or("nothing", String::as_str);
+            format!("{} waits although a GPU is idle for it; it was told: {why}", held.pod.name())
+        };
+        self.api.pods.values().filter(waits).map(told).collect()
     }
 
     fn finish(&mut self) {
@@ -868,11 +920,9 @@ impl Fuzz {
         if differs > 0 {
             self.out.first.get_or_insert(format!("{differs} holds differ from the server's"));
         }
-        self.out.stuck = self.stuck(&truth, &|_| true);
-        if self.out.stuck > 0 && WORK_CONSERVING.contains(&&*self.settings.policy) {
-            self.out.leaks += self.out.stuck;
-            self.out.first.get_or_insert("a pod waits although a GPU is idle for it".into());
-        }
+        let stuck = self.stuck(&truth, &|_| true);
+        self.out.stuck = stuck.len() as u64;
+        self.blame(&stuck, "no queue has a quota");
         self.check_journal();
         self.restart();
         let rebuilt = holds(self.world.ledger());

@@ -4,7 +4,7 @@
 //! whatever a policy, a lost answer or another scheduler did.
 
 use crate::assignment::Assignment;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What a pod holds of each of its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,11 @@ impl Hold {
         let (share_permille, mem_mib) =
             if assignment.suspended { (0, 0) } else { (knobs.sm_permille, knobs.mem_mib) };
         Self { node: node.into(), gpus: assignment.gpus.clone(), share_permille, mem_mib }
+    }
+
+    /// Whether any of its GPUs is one of these, which are ascending.
+    pub fn is_on_any(&self, numbers: &[u16]) -> bool {
+        self.gpus.iter().any(|gpu| numbers.binary_search(gpu).is_ok())
     }
 }
 
@@ -57,6 +62,8 @@ pub struct Limits {
 pub struct Ledger {
     nodes: BTreeMap<String, (Limits, Vec<Held>)>,
     holds: HashMap<String, Hold>,
+    /// Pods that hold something, by node.
+    on: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Ledger {
@@ -92,9 +99,13 @@ impl Ledger {
     pub fn set(&mut self, pod: &str, hold: Option<Hold>) {
         if let Some(old) = self.holds.remove(pod) {
             self.change(&old, Held::remove);
+            if let Some(on) = self.on.get_mut(&old.node) {
+                on.remove(pod);
+            }
         }
         if let Some(new) = hold {
             self.change(&new, Held::add);
+            self.on.entry(new.node.clone()).or_default().insert(pod.into());
             self.holds.insert(pod.into(), new);
         }
     }
@@ -102,6 +113,11 @@ impl Ledger {
     /// What a pod holds.
     pub fn of(&self, pod: &str) -> Option<&Hold> {
         self.holds.get(pod)
+    }
+
+    /// Pods that hold something on a node.
+    pub fn on(&self, node: &str) -> impl Iterator<Item = &String> {
+        self.on.get(node).into_iter().flatten()
     }
 
     /// Number of pods that hold something.

@@ -403,6 +403,11 @@ impl Pod {
         let overhead = self.spec.overhead.as_ref().and_then(|o| amount(o.get(resource)?));
         ((together.max(before) + overhead.unwrap_or(0.0)) / unit).ceil() as u64
     }
+
+    /// What it needs of its node: CPU in thousandths of a core, and memory in MiB.
+    pub fn room(&self) -> (u64, u64) {
+        (self.needs("cpu", 1e-3), self.needs("memory", 1024.0 * 1024.0))
+    }
 }
 
 impl Node {
@@ -512,7 +517,6 @@ mod tests {
             },
         }))
         .unwrap();
-        assert_eq!(pod.needs("cpu", 1e-3), 5000);
-        assert_eq!(pod.needs("memory", 1024.0 * 1024.0), 1024);
+        assert_eq!(pod.room(), (5000, 1024));
     }
 }

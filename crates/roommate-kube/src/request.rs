@@ -40,8 +40,6 @@ pub struct Request {
     pub constraint: Constraint,
 }
 
-/// MiB in bytes.
-const MIB: f64 = 1024.0 * 1024.0;
 /// The queue of pods that name none.
 pub const USUAL_QUEUE: &str = "default";
 
@@ -72,6 +70,14 @@ impl Request {
             queue: pod.label(names::QUEUE).unwrap_or(USUAL_QUEUE).into(),
             constraint: Constraint::of(pod),
         })
+    }
+
+    /// Whether a pod that asks for this and one that asks for the other can be of one gang, which
+    /// has one assignment; they may differ in CPU and memory of the host.
+    pub fn fits_a_gang_with(&self, other: &Self) -> bool {
+        let on_gpus = |asked: &Self| Knobs { cpu_milli: 0, host_mib: 0, ..asked.knobs };
+        (self.gpus, on_gpus(self), self.class, &self.queue, &self.constraint)
+            == (other.gpus, on_gpus(other), other.class, &other.queue, &other.constraint)
     }
 
     /// The kind of work as the engine knows it: pods with batch sizes of their own are a kind of
@@ -207,13 +213,14 @@ fn number(pod: &Pod, name: &str, least: f64, most: f64) -> Result<Option<f64>, S
 fn knobs_of(pod: &Pod, gpus: u16) -> Result<Knobs, String> {
     let share = number(pod, names::SHARE, 1.0, 100.0)?;
     let memory = number(pod, names::MEMORY, 1.0, 4e6)?;
+    let (cpu, host) = pod.room();
     let each = |all: u64| u32::try_from(all.div_ceil(u64::from(gpus))).unwrap_or(u32::MAX / 128);
     Ok(Knobs {
         // What is not said is for the policy to choose, as for a job file.
         sm_permille: share.map_or(Knobs::SM_ALL, |percent| (percent * 10.0).round() as u16),
         mem_mib: memory.map_or(0, |mib| mib as u32),
-        cpu_milli: each(pod.needs("cpu", 1e-3)),
-        host_mib: each(pod.needs("memory", MIB)),
+        cpu_milli: each(cpu),
+        host_mib: each(host),
         ..Knobs::WHOLE
     })
 }

@@ -16,6 +16,7 @@ pub use lease::Election;
 
 use crate::board::written::{self, Written};
 use crate::client::{Access, Error, client};
+use crate::event::Says;
 use crate::objects::Pod;
 use crate::world::{Answer, PodRef, Settings, World, Write};
 use futures::StreamExt as _;
@@ -447,7 +448,15 @@ impl Leader {
                         (Answer::Done, status.err().map(|e| format!("{}: {e}", write.path)))
                     }
                     Side::Scheduled(pod, note) => {
-                        let event = writer.event(&pod, "Normal", "Scheduled", "Binding", &note);
+                        let event = writer.event(
+                            &pod,
+                            Says {
+                                warns: false,
+                                reason: "Scheduled",
+                                action: "Binding",
+                                note: &note,
+                            },
+                        );
                         (Answer::Done, event.await.err().map(|e| e.to_string()))
                     }
                 };

@@ -7,7 +7,9 @@ pub use fetch::{Scheduler, fetch};
 
 use roommate_core::cluster::NodeGroup;
 use roommate_core::engine::Engine;
+use roommate_core::event::Event;
 use roommate_core::idx::{GpuIdx, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
+use roommate_core::journal::forecast::{self, Told};
 use roommate_core::journal::replay::Replay;
 use roommate_core::journal::{
     CLUSTER, Head, JobLine, JournalError, Observer, ProfileLine, TeamLine, read,
@@ -46,6 +48,12 @@ struct Names {
     profiles: Vec<String>,
     teams: Vec<String>,
     end: Option<Time>,
+}
+
+impl Names {
+    fn job(&self, job: JobIdx) -> &str {
+        self.jobs.get(job.0 as usize).map_or("a pod", String::as_str)
+    }
 }
 
 impl Observer for Names {
@@ -99,7 +107,15 @@ impl Snapshot {
 
     /// The name of a job: of its pod or of its gang, with the namespace.
     pub fn job(&self, job: JobIdx) -> &str {
-        self.names.jobs.get(job.0 as usize).map_or("a pod", String::as_str)
+        self.names.job(job)
+    }
+
+    /// Tells the engine facts and does what it asks for until it asks for nothing more.
+    pub(crate) fn settle(&mut self, facts: Vec<Event>) -> Told {
+        let name = |job: JobIdx| self.names.job(job).to_string();
+        let told = forecast::settle(&mut self.engine, self.at, facts, &name);
+        self.wake = told.wake;
+        told
     }
 
     /// Gives the next job of the engine a name.

@@ -16,9 +16,9 @@ use crate::request::Request;
 use crate::snapshot::Snapshot;
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::JobIdx;
-use roommate_core::job::{Job, Phase};
+use roommate_core::job::Job;
+use roommate_core::journal::forecast::{HORIZON, Told, under_way};
 use roommate_core::knobs::Knobs;
-use roommate_core::number::Number;
 pub use roommate_core::performance::pairs::Slowdown;
 use roommate_core::performance::pairs::slowdown;
 use roommate_core::state::State;
@@ -112,27 +112,22 @@ pub struct Roommate {
     pub after: Slowdown,
 }
 
-/// How far the time runs on.
-const HORIZON: Span = Span(30 * 24 * 3600 * 1_000_000);
 /// Most steps of the engine until then.
 const MOST_STEPS: u32 = 20_000;
-/// Most rounds until everything that was asked for is done.
-const MOST_ROUNDS: u32 = 64;
 
 /// Asks; the verdicts are in the order of the jobs.
 pub fn ask(snapshot: Snapshot, question: &Question<'_>) -> Result<Vec<Verdict>, String> {
     let (snapshot, mask, begun) = refine::allow(snapshot, question.allows)?;
-    let mut trial =
-        Trial { now: snapshot.at, wake: snapshot.wake, snapshot, done_s: BTreeMap::new() };
-    let under_way = trial.under_way();
-    trial.settle([begun, under_way].concat());
+    let mut trial = Trial { snapshot, done_s: BTreeMap::new() };
+    let under_way = under_way(trial.state());
+    trial.snapshot.settle([begun, under_way].concat());
     let mut verdicts = Vec::new();
     let mut waiting = BTreeMap::new();
     for (at, (name, pods)) in question.jobs.iter().enumerate() {
         let job = trial.register(question.request, name, *pods, mask);
         let before = trial.snapshot.engine.state().clone();
-        let changed = trial.settle(vec![Event::Submitted(job)]);
-        let verdict = trial.verdict(job, &before, &changed, trial.now);
+        let told = trial.snapshot.settle(vec![Event::Submitted(job)]);
+        let verdict = trial.verdict(job, &before, &told, trial.snapshot.at);
         if verdict.outcome == Outcome::Waits {
             waiting.insert(job, at);
         }
@@ -143,62 +138,16 @@ pub fn ask(snapshot: Snapshot, question: &Question<'_>) -> Result<Vec<Verdict>, 
 }
 
 struct Trial {
+    /// The engine, and how late it is.
     snapshot: Snapshot,
-    now: Time,
-    wake: Option<Time>,
     /// Seconds of work that jobs with a declared length have done, estimated by the time that they
     /// ran.
     done_s: BTreeMap<JobIdx, f64>,
 }
 
-/// What an engine asked for, and why.
-#[derive(Default)]
-struct Changed {
-    actions: Vec<Action>,
-    whys: Vec<(JobIdx, String)>,
-}
-
 impl Trial {
     fn state(&self) -> &State {
         self.snapshot.engine.state()
-    }
-
-    /// Facts that complete what is under way.
-    fn under_way(&self) -> Vec<Event> {
-        let state = self.state();
-        let completes = |(job, hot): (JobIdx, &Job)| match hot.phase {
-            Phase::Starting => Some(Event::Started(job)),
-            Phase::Stopping => Some(Event::Stopped { job, done: Number::of(state.done(job)) }),
-            _ => None,
-        };
-        state.jobs.iter_enumerated().filter_map(completes).collect()
-    }
-
-    /// Tells the engine facts and does what it asks for until it asks for nothing more.
-    fn settle(&mut self, mut facts: Vec<Event>) -> Changed {
-        let mut changed = Changed::default();
-        for _ in 0..MOST_ROUNDS {
-            let step = self.snapshot.engine.step(self.now, &facts);
-            self.wake = step.wake;
-            let (actions, notes) = (step.actions.to_vec(), step.notes.to_vec());
-            let name = |job: JobIdx| self.snapshot.job(job).to_string();
-            changed.whys.extend(notes.iter().map(|n| (n.job, n.reason.describe(&name))));
-            let state = self.state();
-            let answer = |action: &Action| match action {
-                Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
-                Action::Stop(job) | Action::Suspend(job) => {
-                    Some(Event::Stopped { job: *job, done: Number::of(state.done(*job)) })
-                }
-                Action::Tune(job, _) => Some(Event::Tuned(*job)),
-                Action::Reject(..) => None,
-            };
-            facts = actions.iter().filter_map(answer).collect();
-            changed.actions.extend(actions);
-            if facts.is_empty() {
-                break;
-            }
-        }
-        changed
     }
 
     /// Registers a job that asks for this.
@@ -215,19 +164,16 @@ impl Trial {
     }
 
     /// What has become of a job, compared with the state before.
-    fn verdict(&self, job: JobIdx, before: &State, changed: &Changed, asked: Time) -> Verdict {
+    fn verdict(&self, job: JobIdx, before: &State, told: &Told, asked: Time) -> Verdict {
         let state = self.state();
         let hot = state.job(job);
-        let own = changed.whys.iter().rev().find(|(j, _)| *j == job).map(|(_, why)| why.clone());
+        let own = told.whys.iter().rev().find(|(j, _)| *j == job).map(|(_, why)| why.clone());
         let name = |job: JobIdx| self.snapshot.job(job).to_string();
-        let rejected = changed.actions.iter().find_map(|action| match action {
-            Action::Reject(j, reason) if *j == job => Some(reason.describe(&name)),
-            _ => None,
-        });
-        let outcome = match (&rejected, hot.is_placed()) {
-            (Some(_), _) => Outcome::Never,
-            (None, true) => Outcome::Starts,
-            (None, false) => Outcome::Waits,
+        let rejects = |action: &Action| matches!(action, Action::Reject(j, _) if *j == job);
+        let outcome = match (told.actions.iter().any(rejects), hot.is_placed()) {
+            (true, _) => Outcome::Never,
+            (false, true) => Outcome::Starts,
+            (false, false) => Outcome::Waits,
         };
         let placed = outcome == Outcome::Starts;
         let last = hot.last_reason.map(|reason| reason.describe(&name));
@@ -239,8 +185,8 @@ impl Trial {
             job: name(job),
             gpus: state.spec(job).gpus,
             outcome,
-            starts_in_s: placed.then(|| (self.now - asked).secs()),
-            why: if placed { None } else { rejected.or(own).or(last).or_else(|| Some(general())) },
+            starts_in_s: placed.then(|| (self.snapshot.at - asked).secs()),
+            why: if placed { None } else { own.or(last).or_else(|| Some(general())) },
             others_waiting: state.pending.iter().filter(|j| *j != job).count(),
             places: if placed { self.places(job) } else { Vec::new() },
             runs: placed.then(|| Runs {
@@ -250,7 +196,7 @@ impl Trial {
                 slowdown: slowdown(state, job),
             }),
             roommates: if placed { self.roommates(job, before) } else { Vec::new() },
-            others: self.others(job, changed),
+            others: self.others(job, told),
         }
     }
 
@@ -284,9 +230,9 @@ impl Trial {
 
     /// What was done to others. The first reason is why a job left its place, the last one is about
     /// what became of it then.
-    fn others(&self, job: JobIdx, changed: &Changed) -> Vec<String> {
-        let mut told = Vec::new();
-        for action in changed.actions.iter().filter(|a| a.job() != job) {
+    fn others(&self, job: JobIdx, told: &Told) -> Vec<String> {
+        let mut texts = Vec::new();
+        for action in told.actions.iter().filter(|a| a.job() != job) {
             let other = action.job();
             let what = match action {
                 Action::Start(..) => "starts".to_string(),
@@ -296,7 +242,7 @@ impl Trial {
                 Action::Tune(_, knobs) => format!("runs {}", how(*knobs)),
                 Action::Reject(..) => "is refused".into(),
             };
-            let mut whys = changed.whys.iter().filter(|(j, _)| *j == other);
+            let mut whys = told.whys.iter().filter(|(j, _)| *j == other);
             let first = whys.next();
             let why = match action {
                 Action::Start(..) | Action::Move(..) | Action::Tune(..) => whys.next_back(),
@@ -304,16 +250,16 @@ impl Trial {
             };
             let why = why.map_or(String::new(), |(_, why)| format!(" ({why})"));
             let text = format!("{} {what}{why}", self.snapshot.job(other));
-            if !told.contains(&text) {
-                told.push(text);
+            if !texts.contains(&text) {
+                texts.push(text);
             }
         }
-        told
+        texts
     }
 
     /// Lets the time run on until the jobs have started, as far as it is known what happens.
     fn run_on(&mut self, waiting: &mut BTreeMap<JobIdx, usize>, verdicts: &mut [Verdict]) {
-        let asked = self.now;
+        let asked = self.snapshot.at;
         let state = self.snapshot.engine.state();
         let ran_s = |job: JobIdx| {
             let hot = state.job(job);
@@ -328,7 +274,7 @@ impl Trial {
             }
             let ends: Vec<(Time, JobIdx)> = self.ends();
             let first = ends.iter().map(|(at, _)| *at).min();
-            let wake = self.wake.map(|at| at.max(self.now + Span(1)));
+            let wake = self.snapshot.wake.map(|at| at.max(self.snapshot.at + Span(1)));
             let Some(at) = [first, wake].into_iter().flatten().min() else { return };
             if at > asked + HORIZON {
                 return;
@@ -337,7 +283,7 @@ impl Trial {
             let over = ends.iter().filter(|(end, _)| *end <= at);
             let facts: Vec<Event> = over.map(|(_, job)| Event::Finished(*job)).collect();
             let before = self.state().clone();
-            let changed = self.settle(facts);
+            let told = self.snapshot.settle(facts);
             let started: Vec<(JobIdx, usize)> = waiting
                 .iter()
                 .filter(|(job, _)| self.state().job(**job).is_placed())
@@ -345,7 +291,7 @@ impl Trial {
                 .collect();
             for (job, at) in started {
                 waiting.remove(&job);
-                let then = self.verdict(job, &before, &changed, asked);
+                let then = self.verdict(job, &before, &told, asked);
                 let why = verdicts[at].why.take();
                 let others_waiting = verdicts[at].others_waiting;
                 verdicts[at] = Verdict { outcome: Outcome::Waits, why, others_waiting, ..then };
@@ -359,19 +305,19 @@ impl Trial {
         let end = |job: JobIdx| {
             let all = state.spec(job).declared_s?.get();
             let left = (all - self.done_s.get(&job).copied().unwrap_or(0.0)).max(0.0);
-            Some((self.now + Span::from_secs(left * slowdown(state, job).times), job))
+            Some((self.snapshot.at + Span::from_secs(left * slowdown(state, job).times), job))
         };
         state.placed.iter().filter_map(end).collect()
     }
 
     /// Moves the time and the work of all that run.
     fn advance(&mut self, to: Time) {
-        let span = (to - self.now).secs();
+        let span = (to - self.snapshot.at).secs();
         let state = self.snapshot.engine.state();
         for job in state.placed.iter() {
             *self.done_s.entry(job).or_insert(0.0) += span / slowdown(state, job).times;
         }
-        self.now = to;
+        self.snapshot.at = to;
     }
 }
 

@@ -190,6 +190,8 @@ struct Known {
     /// What was written and not observed yet.
     assumed: Option<(String, Assignment)>,
     evicted: bool,
+    /// Whether it was told what is wrong with what it asks.
+    told_wrong: bool,
 }
 
 impl Known {
@@ -503,6 +505,7 @@ impl World {
             sent: false,
             assumed: None,
             evicted: false,
+            told_wrong: false,
         });
         let measured_before = known.pod.annotation(names::MEASURED).map(String::from);
         let limit_before = known.limit_permille();
@@ -511,6 +514,7 @@ impl World {
         // The constraints of a pod may change only as long as it is gated.
         if ours && known.pod.uid() == uid && gates(&known.pod) != gates(&pod) {
             known.request = Some(Request::of(&pod, &self.settings.resource));
+            known.told_wrong = false;
         }
         known.assignment = Assignment::of(&pod);
         if let Some(assignment) = known.assignment.as_ref().filter(|_| ours) {
@@ -569,7 +573,7 @@ impl World {
         let name = node.name().to_string();
         let enough = u32::from(self.settings.costs.max_tenants);
         let shape = Shape::of(&node, &self.settings.resource).filter(|s| s.slots >= enough);
-        let up = node.is_ready() && shape.is_some();
+        let up = node.is_ready() && shape.as_ref().is_some_and(Shape::is_usable);
         if let Some(shape) = &shape {
             let limits = Limits { gpus: shape.gpus, mem_mib: shape.mem_mib, pods: enough };
             self.ledger.set_node(&name, limits);
@@ -731,15 +735,15 @@ impl World {
     /// Facts of all that changed: arrivals after departures, so that nothing is given away twice.
     fn gather(&mut self) -> Vec<Event> {
         let mut facts = std::mem::take(&mut self.ups);
-        for name in std::mem::take(&mut self.rooms) {
-            facts.extend(self.room_of(&name));
-        }
         let mut arriving = Vec::new();
         // What a fact of this round changes is looked at in the next one.
         for work in std::mem::take(&mut self.dirty) {
             self.reconcile(work, &mut facts, &mut arriving);
         }
         self.serve_queues();
+        for name in std::mem::take(&mut self.rooms) {
+            facts.extend(self.room_of(&name));
+        }
         facts.append(&mut self.downs);
         facts.append(&mut arriving);
         facts
@@ -754,6 +758,7 @@ impl World {
             gpus.iter().map(|g| part.place(*g)).map(|(node, n)| (node.to_string(), n)).collect()
         });
         let Some(Some(of)) = self.works.get_mut(work as usize) else { return };
+        self.rooms.extend(of.slots.iter().map(|slot| slot.node.clone()));
         match action {
             Action::Start(..) | Action::Move(..) => {
                 of.suspended = false;
@@ -781,6 +786,7 @@ impl World {
         }
         let node = self.ledger.of(uid).map(|h| h.node.clone());
         self.ledger.set(uid, hold);
+        self.rooms.extend(node.iter().chain(self.ledger.of(uid).map(|h| &h.node)).cloned());
         // Somebody may have waited for this.
         if let Some(waiting) = node.and_then(|n| self.blocked.remove(&n)) {
             self.dirty.extend(waiting);
@@ -794,23 +800,51 @@ impl World {
         if ours || known.pod.has_ended() {
             return;
         }
-        let needs = (known.pod.needs("cpu", 1e-3), known.pod.needs("memory", 1024.0 * 1024.0));
+        let needs = known.pod.room();
         let Some(of) = self.nodes.get_mut(&node) else { return };
         let add = |a: u64, b: u64| if here { a.saturating_add(b) } else { a.saturating_sub(b) };
         of.foreign = (add(of.foreign.0, needs.0), add(of.foreign.1, needs.1));
         self.rooms.insert(node);
     }
 
+    /// What of a node the engine may give away, if that has changed.
     fn room_of(&self, name: &str) -> Option<Event> {
-        let node = self.part.as_ref()?.node(name)?;
+        let part = self.part.as_ref()?;
+        let node = part.node(name)?;
         let known = self.nodes.get(name)?;
         let shape = known.shape.as_ref()?;
+        let apart = self.ledger.on(name).filter_map(|uid| self.pods.get(uid));
+        let apart = apart.filter(|pod| self.is_apart(pod, shape)).map(|pod| pod.pod.room());
+        let used = apart.fold(known.foreign, |a, b| (a.0 + b.0, a.1 + b.1));
         let left = |all: u32, used: u64| u64::from(all).saturating_sub(used).max(1) as u32;
-        Some(Event::NodeRoom {
-            node,
-            cpu_milli: left(shape.cpu_milli, known.foreign.0),
-            host_mib: left(shape.host_mib, known.foreign.1),
-        })
+        let room = (left(shape.cpu_milli, used.0), left(shape.host_mib, used.1));
+        let engine = part.engine.state().node(node);
+        let (cpu_milli, host_mib) = room;
+        let changed = room != (engine.cpu_milli, engine.host_mib);
+        changed.then_some(Event::NodeRoom { node, cpu_milli, host_mib })
+    }
+
+    /// Whether the kubelet counts what a pod of ours asks for, and the engine does not: it stands
+    /// still, or its GPU cannot be used now.
+    fn is_apart(&self, known: &Known, shape: &Shape) -> bool {
+        let ill = known.hold().is_some_and(|hold| hold.is_on_any(&shape.unhealthy));
+        let stands_still = || {
+            let phase = known.work.and_then(|w| self.phase(w));
+            known.now().is_some_and(|assignment| assignment.suspended)
+                && !matches!(phase, Some(Phase::Starting | Phase::Running))
+        };
+        ill || stands_still()
+    }
+
+    /// Whether a node has CPU and memory for another pod, as its kubelet counts them.
+    fn has_room(&self, name: &str, pod: &Pod) -> bool {
+        let Some(known) = self.nodes.get(name) else { return false };
+        let Some(shape) = &known.shape else { return false };
+        let there = self.ledger.on(name).filter_map(|uid| self.pods.get(uid));
+        let there = there.filter(|k| k.pod.uid() != pod.uid()).map(|k| k.pod.room());
+        let all = there.fold(known.foreign, |a, b| (a.0 + b.0, a.1 + b.1));
+        let (cpu, host) = pod.room();
+        all.0 + cpu <= u64::from(shape.cpu_milli) && all.1 + host <= u64::from(shape.host_mib)
     }
 
     /// Why no pod with these labels may be bound: a pod that is there would not have it near.

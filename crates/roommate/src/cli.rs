@@ -2,6 +2,7 @@
 
 pub(crate) mod help;
 pub(crate) mod kube;
+mod kubectl;
 pub(crate) mod machine;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};

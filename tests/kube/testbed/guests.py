@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ def served(agent: Agent, space: str, pod: str = "digits") -> tuple[float, float]
 
 def python(code: str) -> list[str]:
     return [str(Path(sys.base_prefix) / "bin/python3"), "-c", code]
+
+
+def reasons(plane: ControlPlane, pod: Object) -> list[str]:
+    """What the events of a pod say, as far as they were written within a moment."""
+    time.sleep(1.0)
+    space = pod["metadata"]["namespace"]
+    events = plane.api.get(f"/apis/events.k8s.io/v1/namespaces/{space}/events")["items"]
+    return [e["reason"] for e in events if e["regarding"].get("uid") == pod["metadata"]["uid"]]
 
 
 def applied(pod: Object) -> bool:

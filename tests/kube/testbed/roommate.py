@@ -130,8 +130,11 @@ class Agent:
 
     ROLE = "roommate-agent-test"
 
-    def __init__(self, plane: ControlPlane, node: RealNode, *words: str) -> None:
-        self.plane, self.node = plane, node
+    def __init__(
+        self, plane: ControlPlane, node: RealNode, *words: str, files: dict[str, Path] | None = None
+    ) -> None:
+        """`files` are of this machine, and seen by the agent at other places."""
+        self.plane, self.node, self.files = plane, node, files or {}
         self.port = free_port()
         self.space = plane.namespace()
         self.image = node.add_image("roommate-agent", {"/bin/roommate": PROGRAM}, ["/bin/roommate"])
@@ -162,6 +165,7 @@ class Agent:
             "kubelet": "/var/lib/kubelet", "run": "/run/roommate", "state": "/var/lib/roommate",
             "cgroup": "/sys/fs/cgroup", "config": str(config.parent),
         }  # fmt: skip
+        files = [(f"file{n}", path, place) for n, (place, path) in enumerate(self.files.items())]
         return {
             "nodeName": self.node.name,
             "hostNetwork": True,
@@ -171,7 +175,8 @@ class Agent:
             "terminationGracePeriodSeconds": 5,
             "volumes": [
                 {"name": n, "hostPath": {"path": p, "type": "DirectoryOrCreate"}} for n, p in hosts.items()
-            ],
+            ]
+            + [{"name": n, "hostPath": {"path": str(path), "type": "File"}} for n, path, _ in files],
             "containers": [
                 {
                     "name": "agent",
@@ -193,7 +198,8 @@ class Agent:
                             "mountPropagation": "HostToContainer" if n == "kubelet" else "None",
                         }
                         for n, p in hosts.items()
-                    ],
+                    ]
+                    + [{"name": n, "mountPath": place, "readOnly": True} for n, _, place in files],
                 }
             ],
         }  # fmt: skip

@@ -18,6 +18,7 @@ use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx};
 use rustix::process::Signal;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -38,6 +39,9 @@ pub(crate) struct CpuDevice {
     /// Whether tenants with priority go before others.
     pub(super) has_priority: bool,
 }
+
+/// Where the kernel says which cores are online.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// The share that the self-test sets.
 const TEST_SHARE: f64 = 0.2;
@@ -91,6 +95,20 @@ impl CpuDevice {
             return Vec::new();
         }
         gpus.iter().filter_map(|g| self.cores.get(g.usize()).copied()).collect()
+    }
+
+    /// Devices whose core is not online.
+    pub(super) fn unhealthy(&self) -> Vec<(GpuIdx, String)> {
+        let Some(online) = fs::read_to_string(ONLINE).ok().and_then(|text| cores_in(&text)) else {
+            return Vec::new();
+        };
+        let lost = |gpu: GpuIdx| match self.cores_of(&[gpu])[..] {
+            [core] if !online.iter().any(|range| range.contains(&core)) => {
+                Some((gpu, format!("core {core} is offline")))
+            }
+            _ => None,
+        };
+        (0..u32::from(self.devices)).map(GpuIdx).filter_map(lost).collect()
     }
 
     /// Most cores that a tenant may use on this many devices; `None` = all of its cores. The pace
@@ -220,6 +238,15 @@ pub(super) fn usable_cores() -> Vec<u32> {
     if cores.is_empty() { vec![0] } else { cores }
 }
 
+/// The ranges of a list of cores as the kernel writes it, `0-3,5`.
+fn cores_in(text: &str) -> Option<Vec<RangeInclusive<u32>>> {
+    let range = |word: &str| {
+        let (first, last) = word.split_once('-').unwrap_or((word, word));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    text.trim().split(',').map(range).collect()
+}
+
 pub(super) fn host_mib() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = text
@@ -231,6 +258,13 @@ pub(super) fn host_mib() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_cores_are_read() {
+        assert_eq!(cores_in("0-3,5\n"), Some(vec![0..=3, 5..=5]));
+        assert_eq!(cores_in("0\n"), Some(vec![0..=0]));
+        assert_eq!(cores_in(""), None);
+    }
     use crate::device::Device;
     use roommate_core::knobs::Knobs;
 

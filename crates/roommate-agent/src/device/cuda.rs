@@ -40,12 +40,15 @@ use std::time::{Duration, Instant};
 /// waits.
 const ATTEND_EVERY: Duration = Duration::from_secs(3);
 const ATTEND_BUSY: Duration = Duration::from_millis(100);
+/// Without an answer of the driver for so long a GPU counts as lost.
+const SILENT_FOR: Duration = Duration::from_secs(10);
 /// The part of a process's memory limit that the driver and its libraries need.
 const DRIVERS_OWN_MIB: u32 = 1024;
 
 pub(crate) struct CudaDevice {
     gpus: IdxVec<GpuIdx, Gpu>,
     sampler: Sampler,
+    begun: Instant,
     /// The result of the self-test.
     pub(super) tested: SelfTest,
     /// Whether tenants with priority go before others.
@@ -125,7 +128,8 @@ impl CudaDevice {
         }
         let gates = library.filter(|_| gated).map(|library| Gates::new(library, gate_folder));
         let sampler = Sampler::start(&infos, Sampler::USUAL);
-        Ok(Self { sampler, gpus, tested, has_priority: p.may_use(Mechanism::Priority), gates })
+        let (begun, has_priority) = (Instant::now(), p.may_use(Mechanism::Priority));
+        Ok(Self { gpus, sampler, begun, tested, has_priority, gates })
     }
 
     /// GPUs of a twin, without MPS.
@@ -139,7 +143,8 @@ impl CudaDevice {
             _claim: None,
         };
         let gpus = (0..devices).map(gpu).collect();
-        Self { sampler: Sampler::twin(), gpus, tested, has_priority: true, gates: None }
+        let (sampler, begun) = (Sampler::twin(), Instant::now());
+        Self { gpus, sampler, begun, tested, has_priority: true, gates: None }
     }
 
     pub(super) fn cluster(&self) -> Cluster {
@@ -311,6 +316,20 @@ impl CudaDevice {
 
     pub(super) fn reading(&self, gpu: GpuIdx) -> Option<Reading> {
         self.readings().into_iter().nth(gpu.usize())?
+    }
+
+    /// GPUs that the driver has not answered for lately. It is asked again and again.
+    pub(super) fn unhealthy(&self, now: Instant) -> Vec<(GpuIdx, String)> {
+        if !self.sampler.watches() {
+            return Vec::new();
+        }
+        let readings = self.readings();
+        let silent = |(gpu, reading): (GpuIdx, Option<Reading>)| {
+            let since = now.duration_since(reading.map_or(self.begun, |r| r.at));
+            let why = || format!("the driver has not answered for it for {} s", since.as_secs());
+            (since >= SILENT_FOR).then(|| (gpu, why()))
+        };
+        self.gpus.indices().zip(readings).filter_map(silent).collect()
     }
 
     pub(super) fn capacity_mib(&self, gpu: GpuIdx) -> Option<u32> {

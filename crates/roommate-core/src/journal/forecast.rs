@@ -24,7 +24,7 @@ const MOST_ROUNDS: u32 = 64;
 /// Most moments to which the time runs on.
 const MOST_MOMENTS: u32 = 2_000;
 /// How far the time runs on.
-const HORIZON: Span = Span(30 * 24 * 3600 * 1_000_000);
+pub const HORIZON: Span = Span(30 * 24 * 3600 * 1_000_000);
 
 /// What would become of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,8 +110,7 @@ impl Forecast {
         let engine = replay.engine.ok_or("the journal has no engine")?;
         let mut trial =
             Trial { engine, names, profiles, now: now.max(replay.at), wake: replay.wake };
-        let under_way = trial.under_way();
-        trial.settle(under_way);
+        trial.settle(under_way(trial.engine.state()));
         Ok(trial)
     }
 
@@ -183,51 +182,65 @@ struct Trial {
     wake: Option<Time>,
 }
 
-/// What an engine asked for, and why.
+/// What an engine asked for until everything was done, and why.
 #[derive(Default)]
-struct Told {
-    actions: Vec<Action>,
-    whys: Vec<(JobIdx, String)>,
+pub struct Told {
+    /// What it asked for.
+    pub actions: Vec<Action>,
+    /// Reasons, with the job of each, in the order in which they were given.
+    pub whys: Vec<(JobIdx, String)>,
+    /// When it wants to be asked next.
+    pub wake: Option<Time>,
+}
+
+/// Facts that complete what is under way.
+pub fn under_way(state: &State) -> Vec<Event> {
+    let completes = |(job, hot): (JobIdx, &Job)| match hot.phase {
+        Phase::Starting => Some(Event::Started(job)),
+        Phase::Stopping => Some(Event::Stopped { job, done: Number::of(state.done(job)) }),
+        _ => None,
+    };
+    state.jobs.iter_enumerated().filter_map(completes).collect()
+}
+
+/// Tells the engine facts and does what it asks for until it asks for nothing more.
+pub fn settle(
+    engine: &mut Engine,
+    now: Time,
+    mut facts: Vec<Event>,
+    name: &dyn Fn(JobIdx) -> String,
+) -> Told {
+    let mut told = Told::default();
+    for _ in 0..MOST_ROUNDS {
+        let step = engine.step(now, &facts);
+        told.wake = step.wake;
+        let actions = step.actions.to_vec();
+        told.whys.extend(step.notes.iter().map(|n| (n.job, n.reason.describe(name))));
+        let rejected = actions.iter().filter_map(|a| Some((a.job(), a.reason()?)));
+        told.whys.extend(rejected.map(|(job, reason)| (job, reason.describe(name))));
+        let state = engine.state();
+        let answer = |action: &Action| match action {
+            Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
+            Action::Stop(job) | Action::Suspend(job) => {
+                Some(Event::Stopped { job: *job, done: Number::of(state.done(*job)) })
+            }
+            Action::Tune(job, _) => Some(Event::Tuned(*job)),
+            Action::Reject(..) => None,
+        };
+        facts = actions.iter().filter_map(answer).collect();
+        told.actions.extend(actions);
+        if facts.is_empty() {
+            break;
+        }
+    }
+    told
 }
 
 impl Trial {
-    /// Facts that complete what is under way.
-    fn under_way(&self) -> Vec<Event> {
-        let state = self.engine.state();
-        let completes = |(job, hot): (JobIdx, &Job)| match hot.phase {
-            Phase::Starting => Some(Event::Started(job)),
-            Phase::Stopping => Some(Event::Stopped { job, done: Number::of(state.done(job)) }),
-            _ => None,
-        };
-        state.jobs.iter_enumerated().filter_map(completes).collect()
-    }
-
-    /// Tells the engine facts and does what it asks for until it asks for nothing more.
-    fn settle(&mut self, mut facts: Vec<Event>) -> Told {
-        let mut told = Told::default();
-        for _ in 0..MOST_ROUNDS {
-            let step = self.engine.step(self.now, &facts);
-            self.wake = step.wake;
-            let actions = step.actions.to_vec();
-            let name = |job: JobIdx| self.names[job].clone();
-            told.whys.extend(step.notes.iter().map(|n| (n.job, n.reason.describe(&name))));
-            let rejected = actions.iter().filter_map(|a| Some((a.job(), a.reason()?)));
-            told.whys.extend(rejected.map(|(job, reason)| (job, reason.describe(&name))));
-            let state = self.engine.state();
-            let answer = |action: &Action| match action {
-                Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
-                Action::Stop(job) | Action::Suspend(job) => {
-                    Some(Event::Stopped { job: *job, done: Number::of(state.done(*job)) })
-                }
-                Action::Tune(job, _) => Some(Event::Tuned(*job)),
-                Action::Reject(..) => None,
-            };
-            facts = actions.iter().filter_map(answer).collect();
-            told.actions.extend(actions);
-            if facts.is_empty() {
-                break;
-            }
-        }
+    fn settle(&mut self, facts: Vec<Event>) -> Told {
+        let name = |job: JobIdx| self.names[job].clone();
+        let told = settle(&mut self.engine, self.now, facts, &name);
+        self.wake = told.wake;
         told
     }
 

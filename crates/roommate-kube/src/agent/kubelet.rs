@@ -16,6 +16,8 @@ const WITHIN: Duration = Duration::from_secs(10);
 pub(super) const VERSION: &str = "v1beta1";
 /// The state of a device that can be used.
 pub(super) const HEALTHY: &str = "Healthy";
+/// The state of one that cannot.
+pub(super) const UNHEALTHY: &str = "Unhealthy";
 
 /// Where the kubelet has its sockets.
 #[derive(Clone, Debug)]

@@ -2,13 +2,12 @@
 //! under way at a time, and the newest value of an annotation is the one that counts.
 
 use crate::client::{Failure, send};
+use crate::event::{About, Says, event};
 use crate::objects::Pod;
-use crate::world::PodRef;
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use http::Method;
-use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -17,12 +16,15 @@ use std::time::{Duration, Instant};
 const MERGE: &str = "application/merge-patch+json";
 /// Pause before a write that failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// The key of what is to be written of the node.
+const NODE: &str = "";
 /// Most events that wait; further ones are dropped.
 const MOST_EVENTS: usize = 100;
 
-/// What is to be written of a pod.
+/// What is to be written of an object.
 struct Note {
-    pod: PodRef,
+    path: String,
+    uid: Option<String>,
     annotations: BTreeMap<&'static str, String>,
     not_before: Option<Instant>,
     under_way: bool,
@@ -30,7 +32,7 @@ struct Note {
 
 /// A write that was answered.
 struct Written {
-    uid: String,
+    key: String,
     annotations: BTreeMap<&'static str, String>,
     failed: Option<Failure>,
 }
@@ -38,60 +40,66 @@ struct Written {
 /// What is to be written.
 pub(super) struct Notes {
     client: Client,
-    pods: BTreeMap<String, Note>,
+    node: String,
+    /// By the unique id of a pod, or [`NODE`].
+    all: BTreeMap<String, Note>,
     events: Vec<(String, Value)>,
     under_way: FuturesUnordered<BoxFuture<'static, Written>>,
 }
 
 impl Notes {
-    pub(super) fn new(client: Client) -> Self {
-        let (pods, events) = (BTreeMap::new(), Vec::new());
-        Self { client, pods, events, under_way: FuturesUnordered::new() }
+    pub(super) fn new(client: Client, node: String) -> Self {
+        let (all, events) = (BTreeMap::new(), Vec::new());
+        Self { client, node, all, events, under_way: FuturesUnordered::new() }
     }
 
     /// Has an annotation of a pod written.
     pub(super) fn annotate(&mut self, uid: &str, pod: &Pod, name: &'static str, value: String) {
-        let note = self.pods.entry(uid.into()).or_insert_with(|| Note {
-            pod: PodRef {
-                namespace: pod.namespace().into(),
-                name: pod.name().into(),
-                uid: uid.into(),
-            },
+        let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace(), pod.name());
+        self.note(uid, path, Some(uid)).annotations.insert(name, value);
+    }
+
+    /// Has an annotation of the node written.
+    pub(super) fn annotate_node(&mut self, name: &'static str, value: String) {
+        let path = format!("/api/v1/nodes/{}", self.node);
+        self.note(NODE, path, None).annotations.insert(name, value);
+    }
+
+    fn note(&mut self, key: &str, path: String, uid: Option<&str>) -> &mut Note {
+        self.all.entry(key.into()).or_insert_with(|| Note {
+            path,
+            uid: uid.map(String::from),
             annotations: BTreeMap::new(),
             not_before: None,
             under_way: false,
-        });
-        note.annotations.insert(name, value);
+        })
     }
 
     /// Has an event of a pod written.
-    pub(super) fn event(&mut self, pod: &Pod, kind: &str, reason: &str, action: &str, note: &str) {
-        if self.events.len() >= MOST_EVENTS {
-            return;
+    pub(super) fn event(&mut self, pod: &Pod, says: Says<'_>) {
+        self.write_event(About::Pod(pod.namespace(), pod.name(), pod.uid()), says);
+    }
+
+    /// Has an event of the node written.
+    pub(super) fn event_of_node(&mut self, says: Says<'_>) {
+        let node = self.node.clone();
+        self.write_event(About::Node(&node), says);
+    }
+
+    fn write_event(&mut self, about: About<'_>, says: Says<'_>) {
+        if self.events.len() < MOST_EVENTS {
+            self.events.push(event(about, says, ("roommate-agent", &self.node)));
         }
-        let now = Timestamp::now();
-        let body = json!({
-            "apiVersion": "events.k8s.io/v1", "kind": "Event",
-            "metadata": {"name": format!("{}.{:x}", pod.name(), now.as_nanosecond()),
-                         "namespace": pod.namespace()},
-            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string(),
-            "type": kind, "reason": reason, "action": action, "note": note,
-            "reportingController": "roommate-agent", "reportingInstance": "roommate-agent",
-            "regarding": {"apiVersion": "v1", "kind": "Pod", "name": pod.name(),
-                          "namespace": pod.namespace(), "uid": pod.uid()},
-        });
-        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", pod.namespace());
-        self.events.push((path, body));
     }
 
     /// A pod is gone.
     pub(super) fn forget(&mut self, uid: &str) {
-        self.pods.remove(uid);
+        self.all.remove(uid);
     }
 
     /// When something is to be sent again.
     pub(super) fn due(&self, now: Instant) -> Option<Duration> {
-        let waiting = self.pods.values().filter(|n| !n.under_way && !n.annotations.is_empty());
+        let waiting = self.all.values().filter(|n| !n.under_way && !n.annotations.is_empty());
         waiting.filter_map(|n| Some(n.not_before?.saturating_duration_since(now))).min()
     }
 
@@ -102,23 +110,26 @@ impl Notes {
             self.under_way.push(Box::pin(async move {
                 let kind = "application/json";
                 let failed = send(&client, Method::POST, &path, kind, &body).await.err();
-                Written { uid: String::new(), annotations: BTreeMap::new(), failed }
+                Written { key: String::new(), annotations: BTreeMap::new(), failed }
             }));
         }
-        for (uid, note) in &mut self.pods {
+        for (key, note) in &mut self.all {
             let early = note.not_before.is_some_and(|at| now < at);
             if note.under_way || early || note.annotations.is_empty() {
                 continue;
             }
             (note.under_way, note.not_before) = (true, None);
             let annotations = std::mem::take(&mut note.annotations);
-            let (client, pod, uid) = (self.client.clone(), note.pod.clone(), uid.clone());
-            self.under_way.push(Box::pin(async move {
-                let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
+            let (client, path, key) = (self.client.clone(), note.path.clone(), key.clone());
+            let mut metadata = json!({"annotations": annotations});
+            if let Some(uid) = &note.uid {
                 // Another pod of the same name has another uid, and such a patch is refused.
-                let body = json!({"metadata": {"uid": pod.uid, "annotations": annotations}});
+                metadata["uid"] = json!(uid);
+            }
+            self.under_way.push(Box::pin(async move {
+                let body = json!({"metadata": metadata});
                 let failed = send(&client, Method::PATCH, &path, MERGE, &body).await.err();
-                Written { uid, annotations, failed }
+                Written { key, annotations, failed }
             }));
         }
     }
@@ -128,8 +139,8 @@ impl Notes {
         let Some(written) = self.under_way.next().await else {
             return std::future::pending().await;
         };
-        let Written { uid, annotations, failed } = written;
-        let note = self.pods.get_mut(&uid);
+        let Written { key, annotations, failed } = written;
+        let note = self.all.get_mut(&key);
         let failed = match (failed, note) {
             (None, Some(note)) => {
                 note.under_way = false;
@@ -151,18 +162,6 @@ impl Notes {
             }
             (Some(failed), None) => failed,
         };
-        Some(format!("write of a pod's annotations or of an event: {failed}"))
+        Some(format!("write of an annotation or of an event: {failed}"))
     }
-}
-
-/// Writes an annotation of a node.
-pub(super) async fn annotate_node(
-    client: &Client,
-    node: &str,
-    name: &str,
-    value: &str,
-) -> Result<(), Failure> {
-    let body = json!({"metadata": {"annotations": {name: value}}});
-    let path = format!("/api/v1/nodes/{node}");
-    send(client, Method::PATCH, &path, MERGE, &body).await.map(drop)
 }

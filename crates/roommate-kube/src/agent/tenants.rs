@@ -5,6 +5,7 @@ use super::notes::Notes;
 use super::places::{OfPod, Places};
 use super::{LOOK_EVERY, container_of};
 use crate::assignment::{Applied, Assignment};
+use crate::event::Says;
 use crate::exposition::Page;
 use crate::names;
 use crate::objects::Pod;
@@ -14,6 +15,7 @@ use roommate_agent::protocol::front::{FrontSpec, Objective, ServerSpec};
 use roommate_core::event::{Placement, Sample, Served};
 use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::job::{Class, Overrides};
+use roommate_core::knobs::Knobs;
 use roommate_core::number::Number32;
 use roommate_core::reason::Reason;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,6 +50,10 @@ struct Known {
     told_held: Option<Instant>,
     held_back: bool,
     served: Served,
+    /// When it was told last that it misses its objective.
+    told_late: Option<Instant>,
+    /// The pods on its devices of which it was told.
+    beside: BTreeSet<String>,
 }
 
 /// All of them.
@@ -68,6 +74,7 @@ pub(super) struct View<'a> {
     pub(super) gpus: u16,
     pub(super) tier: String,
     pub(super) registrations: u64,
+    pub(super) unhealthy: usize,
 }
 
 impl Tenants {
@@ -107,6 +114,8 @@ impl Tenants {
                 told_held: None,
                 held_back: false,
                 served: Served::default(),
+                told_late: None,
+                beside: BTreeSet::new(),
             }
         });
         if known.job == next {
@@ -165,6 +174,7 @@ impl Tenants {
         &mut self,
         machine: &mut Machine,
         places: &Places,
+        notes: &mut Notes,
         told: &mut dyn FnMut(&str),
     ) {
         let mut due = std::mem::take(&mut self.dirty);
@@ -174,7 +184,7 @@ impl Tenants {
         }
         for uid in due {
             let Some(known) = self.pods.get_mut(&uid) else { continue };
-            match known.reconcile(&self.resource, machine, places) {
+            match known.reconcile(&self.resource, machine, places, notes) {
                 Ok(true) => {}
                 Ok(false) => {
                     self.waiting.insert(uid);
@@ -223,6 +233,7 @@ impl Tenants {
                     ..known.sample.unwrap_or_default()
                 };
                 (known.sample, known.is_new_sample) = (Some(sample), true);
+                known.tell_late(served, notes);
             }
             Told::Held(why) => {
                 known.held_back = matches!(why, Reason::HeldBackFor(_));
@@ -230,14 +241,56 @@ impl Tenants {
                 let silent = |at: Instant| now.duration_since(at) < TOLD_EVERY;
                 if known.held_back && !known.told_held.is_some_and(silent) {
                     known.told_held = Some(now);
-                    notes.event(&known.pod, "Normal", "HeldBack", "Sharing", &why_text);
+                    let (reason, action) = ("HeldBack", "Sharing");
+                    let says = Says { warns: false, reason, action, note: &why_text };
+                    notes.event(&known.pod, says);
                 }
             }
         }
     }
 
+    /// The places of pods, and the devices that each was assigned.
+    pub(super) fn held(&self, places: &Places) -> Vec<(Vec<String>, Vec<u16>)> {
+        let of = |known: &Known| {
+            let given = places.of(&known.of).filter(|_| !known.pod.has_ended())?;
+            Some((given.places.clone(), known.assignment.as_ref()?.gpus.clone()))
+        };
+        self.pods.values().filter_map(of).collect()
+    }
+
+    /// Tells pods who shares their devices with them, when that has changed.
+    fn tell_company(&mut self, notes: &mut Notes) {
+        let here: Vec<(String, Vec<u16>)> = self
+            .pods
+            .values()
+            .filter_map(|k| Some((k.of.shown(), k.attached.as_ref()?.1.gpus.clone())))
+            .collect();
+        for known in self.pods.values_mut() {
+            let Some((_, assignment)) = &known.attached else { continue };
+            let own = known.of.shown();
+            let near = |(name, gpus): &&(String, Vec<u16>)| {
+                *name != own && gpus.iter().any(|gpu| assignment.gpus.contains(gpu))
+            };
+            let beside: BTreeSet<String> =
+                here.iter().filter(near).map(|(name, _)| name.clone()).collect();
+            if beside == known.beside {
+                continue;
+            }
+            let (reason, note) = if beside.is_empty() {
+                ("Isolated", "has its GPUs for itself again".to_string())
+            } else {
+                let names: Vec<&str> = beside.iter().map(String::as_str).collect();
+                ("CoLocated", format!("shares its GPUs with {}", names.join(", ")))
+            };
+            let says = Says { warns: false, reason, action: "Sharing", note: &note };
+            notes.event(&known.pod, says);
+            known.beside = beside;
+        }
+    }
+
     /// Has written what pods do not say yet.
     pub(super) fn note(&mut self, notes: &mut Notes) {
+        self.tell_company(notes);
         let now = Instant::now();
         for (uid, known) in &mut self.pods {
             if known.pod.has_ended() {
@@ -266,6 +319,8 @@ impl Tenants {
             .add(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
         page.gauge("roommate_node_gpus", "Devices of the node, and how shares are enforced.")
             .add(&[("node", node), ("tier", &view.tier)], f64::from(view.gpus));
+        page.gauge("roommate_node_unhealthy_gpus", "Devices of the node that cannot be used.")
+            .add(&[("node", node)], view.unhealthy as f64);
         page.counter("roommate_registrations_total", "Registrations at the kubelet.")
             .add(&[("node", node)], view.registrations as f64);
         let families: [(&str, bool, &str, Value); 8] = [
@@ -347,6 +402,7 @@ impl Known {
         resource: &str,
         machine: &mut Machine,
         places: &Places,
+        notes: &mut Notes,
     ) -> Result<bool, String> {
         if self.pod.has_ended() {
             if self.attached.take().is_some() {
@@ -373,6 +429,10 @@ impl Known {
                 let start = self.start(&assignment, resource)?;
                 self.attached = Some((container.clone(), assignment.clone()));
                 self.change(&told, &assignment, start, machine);
+                for (reason, note) in changes(&told.knobs, &assignment.knobs) {
+                    let says = Says { warns: false, reason, action: "Tuning", note: &note };
+                    notes.event(&self.pod, says);
+                }
             }
             _ => {
                 let Some(given) = places.of(&self.of) else {
@@ -414,6 +474,24 @@ impl Known {
         }
     }
 
+    /// Tells a service that it misses its objective, now and then.
+    fn tell_late(&mut self, served: Served, notes: &mut Notes) {
+        let now = Instant::now();
+        let silent = self.told_late.is_some_and(|at| now.duration_since(at) < TOLD_EVERY);
+        if served.over == 0 || silent {
+            return;
+        }
+        self.told_late = Some(now);
+        let Served { late, requests, p99_us, .. } = served;
+        let note = format!(
+            "{late} of {requests} requests were later than its objective allows; 99 of 100 took \
+             at most {:.1} ms",
+            f64::from(p99_us) / 1e3
+        );
+        let says = Says { warns: true, reason: "SLOAtRisk", action: "Serving", note: &note };
+        notes.event(&self.pod, says);
+    }
+
     /// The pod as a job of the machine.
     fn start(&self, assignment: &Assignment, resource: &str) -> Result<Start, String> {
         let request = Request::of(&self.pod, resource)?;
@@ -438,6 +516,26 @@ impl Known {
     }
 }
 
+/// What of a pod's knobs was changed while it runs, for people.
+fn changes(from: &Knobs, to: &Knobs) -> Vec<(&'static str, String)> {
+    let percent = |permille: u16| format!("{} %", f64::from(permille) / 10.0);
+    let batch = |size: u32| if size == 0 { "its own".into() } else { size.to_string() };
+    let mut all = Vec::new();
+    if from.batch != to.batch {
+        let note = format!("batch size {}, was {}", batch(to.batch), batch(from.batch));
+        all.push(("BatchSizeChanged", note));
+    }
+    let share = |k: &Knobs| (k.sm_permille, k.sm_most_permille);
+    if share(from) != share(to) {
+        let text = |k: &Knobs| {
+            let (promised, most) = (percent(k.sm_permille), percent(k.sm_most_permille));
+            format!("{promised} promised, at most {most}")
+        };
+        all.push(("ShareResized", format!("{}; was {}", text(to), text(from))));
+    }
+    all
+}
+
 /// What the machine needs to know of a service. Its front runs in the pod.
 fn front_of(of: &OfPod, request: &Request) -> FrontSpec {
     let ms = request.slo.map_or(f64::MAX, |slo| f64::from(slo.p99_us) / 1e3);
@@ -457,5 +555,24 @@ impl OfPod {
     /// Its pod as people name it.
     fn shown(&self) -> String {
         format!("{}/{}", self.namespace, self.pod)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_are_told_which_knobs_were_changed() {
+        let own = Knobs { sm_permille: 0, ..Knobs::WHOLE };
+        let tuned = Knobs { batch: 96, pace_permille: 500, ..own };
+        assert_eq!(
+            changes(&own, &tuned),
+            [("BatchSizeChanged", "batch size 96, was its own".to_string())]
+        );
+        let confined = Knobs { sm_permille: 305, sm_most_permille: 400, ..own };
+        let note = "30.5 % promised, at most 40 %; was 0 % promised, at most 100 %";
+        assert_eq!(changes(&own, &confined), [("ShareResized", note.to_string())]);
+        assert!(changes(&own, &own).is_empty());
     }
 }

@@ -2,9 +2,8 @@
 
 use super::Heard;
 use crate::objects::Pod;
-use futures::StreamExt as _;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
+use crate::watch::{To, watch};
+use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc::Sender;
@@ -21,27 +20,13 @@ pub(super) enum News {
 
 /// Watches the pods of a node.
 pub(super) async fn pods(client: Client, node: String, to: Sender<Heard>) {
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let pods = watcher(Api::<Pod>::all(client), config).default_backoff();
-    let mut pods = std::pin::pin!(pods);
-    let mut listed = BTreeSet::new();
-    while let Some(event) = pods.next().await {
-        let news = match event {
-            Ok(Event::Apply(pod)) => News::Pod(Box::new(pod)),
-            Ok(Event::Delete(pod)) => News::PodGone(pod.uid().into()),
-            Ok(Event::Init) => {
-                listed.clear();
-                continue;
-            }
-            Ok(Event::InitApply(pod)) => {
-                listed.insert(pod.uid().to_string());
-                News::Pod(Box::new(pod))
-            }
-            Ok(Event::InitDone) => News::Pods(std::mem::take(&mut listed)),
-            Err(error) => News::Trouble(format!("watch of pods: {error}")),
-        };
-        if to.send(Heard::Watched(news)).await.is_err() {
-            return;
-        }
-    }
+    let here = Config::default().fields(&format!("spec.nodeName={node}"));
+    let key = |pod: &Pod| pod.uid().to_string();
+    let told = To {
+        one: |pod| Heard::Watched(News::Pod(Box::new(pod))),
+        gone: |uid| Heard::Watched(News::PodGone(uid)),
+        all: |uids| Heard::Watched(News::Pods(uids)),
+        trouble: |what| Heard::Watched(News::Trouble(what)),
+    };
+    watch(Api::<Pod>::all(client), ("pods", here), key, told, to).await;
 }

@@ -3,7 +3,7 @@
 
 use crate::crd::condition;
 use crate::crd::profile::Batch;
-use crate::crd::template::{Marks, Source, Variable};
+use crate::crd::template::{Marks, Pods, one};
 use crate::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
@@ -54,23 +54,10 @@ const MASTER_PORT: u16 = 29_500;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct GpuJobSpec {
-    /// GPUs of each pod, all on one node.
-    #[serde(default = "one")]
-    #[schemars(with = "i32", range(min = 1, max = 64))]
-    pub gpus: u16,
     /// Pods. Several are a gang: they start together or not at all.
     #[serde(default = "one")]
     #[schemars(with = "i32", range(min = 1, max = 4096))]
     pub pods: u16,
-    /// Promised part of each GPU, in percent of its multiprocessors. Without it the pods count as
-    /// whole GPUs, and may share them as their class allows.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1.0, max = 100.0))]
-    pub share_percent: Option<f64>,
-    /// Memory of each GPU, MiB.
-    #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i32>", range(min = 1, max = 4_000_000))]
-    pub memory_mib: Option<u32>,
     /// `guaranteed` keeps its speed within maxSlowdown; `best-effort` uses what others leave.
     #[serde(default)]
     pub class: JobClass,
@@ -81,15 +68,6 @@ pub struct GpuJobSpec {
     /// Batch sizes per GPU that its user allows: policies that tune batch sizes stay within them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<Batch>,
-    /// The queue, whose quota counts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63))]
-    pub queue: Option<String>,
-    /// The kind of work, a `GpuProfile` or any name: what is learned of jobs with the same name
-    /// holds for all of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
-    pub profile: Option<String>,
     /// Seconds that it takes alone, for policies that use declared lengths.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10_000_000_000.0))]
@@ -98,27 +76,9 @@ pub struct GpuJobSpec {
     #[serde(default)]
     #[schemars(with = "i32", range(min = 0, max = 1000))]
     pub retries: u16,
-    /// The image of its container; or give template.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 4096))]
-    pub image: Option<String>,
-    /// The program of the container, if not that of the image.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1000))]
-    pub command: Vec<String>,
-    /// Its arguments.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1000))]
-    pub args: Vec<String>,
-    /// Variables of its environment. Pods of a gang also get `MASTER_ADDR`, `MASTER_PORT`,
-    /// `WORLD_SIZE` (the number of pods) and `JOB_COMPLETION_INDEX` (which of them it is).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1000))]
-    pub env: Vec<Variable>,
-    /// Its pods as a whole, instead of image and command.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::crd::template::schema")]
-    pub template: Option<Value>,
+    /// What its pods are.
+    #[serde(flatten)]
+    pub each: Pods,
 }
 
 /// What a job is guaranteed.
@@ -159,10 +119,6 @@ pub struct GpuJobStatus {
     pub conditions: Vec<Condition>,
 }
 
-fn one() -> u16 {
-    1
-}
-
 impl GpuJob {
     /// The objects of which it consists.
     pub fn children(&self, scheduler: &str) -> Result<Vec<Value>, String> {
@@ -174,29 +130,15 @@ impl GpuJob {
         };
         let text = |value: &dyn ToString| value.to_string();
         let pods = spec.pods.to_string();
-        let source = Source {
-            template: spec.template.as_ref(),
-            image: spec.image.as_deref(),
-            command: &spec.command,
-            args: &spec.args,
-            env: &spec.env,
-        };
         let marks = Marks {
-            gpus: spec.gpus,
             annotations: vec![
                 (names::CLASS, Some(class.into())),
-                (names::SHARE, spec.share_percent.map(|v| text(&v))),
-                (names::MEMORY, spec.memory_mib.map(|v| text(&v))),
                 (names::MAX_SLOWDOWN, spec.max_slowdown.map(|v| text(&v))),
                 (names::BATCH, spec.batch.map(|v| text(&v))),
-                (names::PROFILE, spec.profile.clone()),
                 (names::SECONDS, spec.expected_seconds.map(|v| text(&v))),
                 (names::GROUP_SIZE, gang.then(|| pods.clone())),
             ],
-            labels: vec![
-                (names::QUEUE, spec.queue.clone()),
-                (names::GROUP_LABELS[0], gang.then(|| name.clone())),
-            ],
+            labels: vec![(names::GROUP_LABELS[0], gang.then(|| name.clone()))],
             env: if gang {
                 vec![
                     ("MASTER_ADDR", format!("{name}-0.{name}")),
@@ -208,7 +150,7 @@ impl GpuJob {
             },
             port: None,
         };
-        let mut template = source.pods(&marks, scheduler)?;
+        let mut template = spec.each.marked(&marks, scheduler)?;
         // A pod that fails is made again by its Job, which then counts it.
         template["spec"]["restartPolicy"] = json!("Never");
         if gang {

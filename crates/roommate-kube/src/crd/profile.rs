@@ -68,7 +68,7 @@ pub struct GpuProfileSpec {
     .message("expected least <= usual <= most"))]
 #[serde(rename_all = "camelCase")]
 pub struct Batch {
-    /// The batch size with which stepSeconds was measured.
+    /// Its own batch size; in a profile, that with which stepSeconds was measured.
     #[schemars(with = "i32", range(min = 1, max = 16_777_216))]
     pub usual: u32,
     /// The smallest that may be used.

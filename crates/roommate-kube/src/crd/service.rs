@@ -2,7 +2,7 @@
 //! `Service`.
 
 use crate::crd::condition;
-use crate::crd::template::{Marks, Source, Variable};
+use crate::crd::template::{Marks, Pods, one};
 use crate::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
@@ -77,47 +77,9 @@ pub struct GpuServiceSpec {
     #[serde(default = "one")]
     #[schemars(with = "i32", range(min = 0, max = 4096))]
     pub replicas: u16,
-    /// GPUs of each replica, all on one node.
-    #[serde(default = "one")]
-    #[schemars(with = "i32", range(min = 1, max = 64))]
-    pub gpus: u16,
-    /// Promised part of each GPU, in percent of its multiprocessors.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1.0, max = 100.0))]
-    pub share_percent: Option<f64>,
-    /// Memory of each GPU, MiB.
-    #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i32>", range(min = 1, max = 4_000_000))]
-    pub memory_mib: Option<u32>,
-    /// The queue, whose quota counts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63))]
-    pub queue: Option<String>,
-    /// The kind of work, a `GpuProfile` or any name, if it is not the model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
-    pub profile: Option<String>,
-    /// The image of its container; or give template.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 4096))]
-    pub image: Option<String>,
-    /// The program of the container, if not that of the image.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1000))]
-    pub command: Vec<String>,
-    /// Its arguments.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1000))]
-    pub args: Vec<String>,
-    /// Variables of its environment, besides those that `roommate kube front` reads:
-    /// `ROOMMATE_OBJECTIVE`, `ROOMMATE_PORT`, `ROOMMATE_MODEL` and `ROOMMATE_MAX_BATCH`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1000))]
-    pub env: Vec<Variable>,
-    /// Its pods as a whole, instead of image and command.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::crd::template::schema")]
-    pub template: Option<Value>,
+    /// What its pods are.
+    #[serde(flatten)]
+    pub each: Pods,
 }
 
 /// Whether it answers.
@@ -145,10 +107,6 @@ pub struct GpuServiceStatus {
     pub conditions: Vec<Condition>,
 }
 
-fn one() -> u16 {
-    1
-}
-
 fn usual_port() -> u16 {
     8000
 }
@@ -158,13 +116,6 @@ impl GpuService {
     pub fn children(&self, scheduler: &str) -> Result<Vec<Value>, String> {
         let (spec, name) = (&self.spec, self.name_any());
         let text = |value: &dyn ToString| value.to_string();
-        let source = Source {
-            template: spec.template.as_ref(),
-            image: spec.image.as_deref(),
-            command: &spec.command,
-            args: &spec.args,
-            env: &spec.env,
-        };
         let told = [
             ("ROOMMATE_OBJECTIVE", Some(spec.objective.clone())),
             ("ROOMMATE_PORT", Some(text(&spec.port))),
@@ -172,22 +123,19 @@ impl GpuService {
             ("ROOMMATE_MAX_BATCH", spec.max_batch.map(|v| text(&v))),
         ];
         let marks = Marks {
-            gpus: spec.gpus,
             annotations: vec![
                 (names::CLASS, Some("service".into())),
                 (names::OBJECTIVE, Some(spec.objective.clone())),
                 (names::MODEL, spec.model.clone()),
                 (names::MAX_BATCH, spec.max_batch.map(|v| text(&v))),
                 (names::EXPECTED_RATE, spec.expected_rate.map(|v| text(&v))),
-                (names::SHARE, spec.share_percent.map(|v| text(&v))),
-                (names::MEMORY, spec.memory_mib.map(|v| text(&v))),
-                (names::PROFILE, spec.profile.clone().or_else(|| spec.model.clone())),
+                (names::PROFILE, spec.model.clone()),
             ],
-            labels: vec![(names::SERVICE, Some(name.clone())), (names::QUEUE, spec.queue.clone())],
+            labels: vec![(names::SERVICE, Some(name.clone()))],
             env: told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
             port: Some(spec.port),
         };
-        let template = source.pods(&marks, scheduler)?;
+        let template = spec.each.marked(&marks, scheduler)?;
         let ours = json!({names::SERVICE: name});
         let deployment = json!({
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},

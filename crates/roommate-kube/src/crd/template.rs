@@ -28,20 +28,64 @@ pub(super) fn schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// What pods are made of.
-pub(super) struct Source<'a> {
-    pub(super) template: Option<&'a Value>,
-    pub(super) image: Option<&'a str>,
-    pub(super) command: &'a [String],
-    pub(super) args: &'a [String],
-    pub(super) env: &'a [Variable],
+/// What resources that become pods have in common.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pods {
+    /// GPUs of each pod, all on one node.
+    #[serde(default = "one")]
+    #[schemars(with = "i32", range(min = 1, max = 64))]
+    pub gpus: u16,
+    /// Promised part of each GPU, in percent of its multiprocessors. Without it the pods count as
+    /// whole GPUs, and may share them as their class allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1.0, max = 100.0))]
+    pub share_percent: Option<f64>,
+    /// Memory of each GPU, MiB.
+    #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i32>", range(min = 1, max = 4_000_000))]
+    pub memory_mib: Option<u32>,
+    /// The queue, whose quota counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub queue: Option<String>,
+    /// The kind of work, a `GpuProfile` or any name: what is learned of pods with the same name
+    /// holds for all of them. Of a service, its model unless given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub profile: Option<String>,
+    /// The image of its container; or give template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub image: Option<String>,
+    /// The program of the container, if not that of the image.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000))]
+    pub command: Vec<String>,
+    /// Its arguments.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000))]
+    pub args: Vec<String>,
+    /// Variables of its environment. Unless given, pods of a gang also get `MASTER_ADDR`,
+    /// `MASTER_PORT`, `WORLD_SIZE` (the number of pods) and `JOB_COMPLETION_INDEX` (which of them
+    /// it is), and those of a service `ROOMMATE_OBJECTIVE`, `ROOMMATE_PORT`, `ROOMMATE_MODEL` and
+    /// `ROOMMATE_MAX_BATCH`, which `roommate kube front` reads.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000))]
+    pub env: Vec<Variable>,
+    /// Its pods as a whole, instead of image and command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::crd::template::schema")]
+    pub template: Option<Value>,
 }
 
-/// What Roommate has to know of the pods.
+pub(super) fn one() -> u16 {
+    1
+}
+
+/// What else Roommate has to know of the pods.
 #[derive(Default)]
 pub(super) struct Marks {
-    /// GPUs of each pod.
-    pub(super) gpus: u16,
     pub(super) annotations: Vec<(&'static str, Option<String>)>,
     pub(super) labels: Vec<(&'static str, Option<String>)>,
     /// Variables of the container with the GPUs, unless it has its own of that name.
@@ -50,18 +94,27 @@ pub(super) struct Marks {
     pub(super) port: Option<u16>,
 }
 
-impl Source<'_> {
+impl Pods {
     /// The template of the pods.
-    pub(super) fn pods(&self, marks: &Marks, scheduler: &str) -> Result<Value, String> {
-        let mut pods = match (self.template, self.image) {
+    pub(super) fn marked(&self, marks: &Marks, scheduler: &str) -> Result<Value, String> {
+        let mut pods = match (&self.template, &self.image) {
             (Some(template), None) => template.clone(),
             (None, Some(image)) => json!({"spec": {"containers": [self.container(image)]}}),
             _ => return Err("expected either template or image".into()),
         };
+        let annotations = [
+            (names::SHARE, self.share_percent.map(|v| v.to_string())),
+            (names::MEMORY, self.memory_mib.map(|v| v.to_string())),
+            (names::PROFILE, self.profile.clone()),
+        ];
+        let labels = [(names::QUEUE, self.queue.clone())];
         let metadata = object(&mut pods, "metadata")?;
-        for (place, all) in [("annotations", &marks.annotations), ("labels", &marks.labels)] {
+        for (place, all, own) in [
+            ("annotations", &marks.annotations, &annotations[..]),
+            ("labels", &marks.labels, &labels[..]),
+        ] {
             let found = object_in(metadata, place)?;
-            for (name, value) in all {
+            for (name, value) in all.iter().chain(own) {
                 if let Some(value) = value {
                     found.insert((*name).into(), json!(value));
                 }
@@ -85,7 +138,7 @@ impl Source<'_> {
         let container = &mut containers[asks.unwrap_or(0)];
         let resources = object(container, "resources")?;
         object_in(resources, "limits")?
-            .insert(names::RESOURCE.into(), json!(marks.gpus.to_string()));
+            .insert(names::RESOURCE.into(), json!(self.gpus.to_string()));
         if let Some(port) = marks.port {
             add_port(container, port)?;
         }
@@ -95,7 +148,7 @@ impl Source<'_> {
 
     fn container(&self, image: &str) -> Value {
         let mut container = json!({"name": "main", "image": image});
-        for (name, words) in [("command", self.command), ("args", self.args)] {
+        for (name, words) in [("command", &self.command), ("args", &self.args)] {
             if !words.is_empty() {
                 container[name] = json!(words);
             }
@@ -157,15 +210,10 @@ mod tests {
     use super::*;
 
     fn from(template: &Value) -> Result<Value, String> {
-        let source =
-            Source { template: Some(template), image: None, command: &[], args: &[], env: &[] };
-        let marks = Marks {
-            gpus: 2,
-            annotations: vec![(names::SHARE, Some("50".into())), (names::MEMORY, None)],
-            env: vec![("A", "ours".into()), ("B", "ours".into())],
-            ..Marks::default()
-        };
-        source.pods(&marks, "roommate")
+        let pods = json!({"gpus": 2, "sharePercent": 50, "template": template});
+        let pods: Pods = serde_json::from_value(pods).unwrap();
+        let env = vec![("A", "ours".into()), ("B", "ours".into())];
+        pods.marked(&Marks { env, ..Marks::default() }, "roommate")
     }
 
     #[test]

@@ -5,8 +5,10 @@ use crate::controller;
 use crate::crd::profile::GpuProfile;
 use crate::crd::queue::{Queue, QueueStatus};
 use crate::names;
-use crate::scheduler::watch::{News, To, watch};
+use crate::scheduler::watch::News;
+use crate::watch::{To, watch};
 use crate::world::World;
+use kube::runtime::watcher::Config;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -36,16 +38,24 @@ pub(super) async fn run(client: Client, scheduler: String, news: Sender<News>) {
         tokio::time::sleep(pause).await;
     }
     let name = |queue: &Queue| queue.name_any();
-    let to = To { one: |one| News::Queue(Box::new(one)), gone: News::QueueGone, all: News::Queues };
-    let queues = watch(Api::<Queue>::all(client.clone()), "queues", name, to, news.clone());
+    let to = To {
+        one: |one| News::Queue(Box::new(one)),
+        gone: News::QueueGone,
+        all: News::Queues,
+        trouble: News::Trouble,
+    };
+    let all = Config::default;
+    let queues =
+        watch(Api::<Queue>::all(client.clone()), ("queues", all()), name, to, news.clone());
     let name = |profile: &GpuProfile| profile.name_any();
     let to = To {
         one: |one| News::Profile(Box::new(one)),
         gone: News::ProfileGone,
         all: News::Profiles,
+        trouble: News::Trouble,
     };
-    let profiles =
-        watch(Api::<GpuProfile>::all(client.clone()), "gpuprofiles", name, to, news.clone());
+    let profiles = Api::<GpuProfile>::all(client.clone());
+    let profiles = watch(profiles, ("gpuprofiles", all()), name, to, news.clone());
     let composites = controller::run(client.clone(), scheduler, news);
     futures::future::join3(queues, profiles, composites).await;
 }

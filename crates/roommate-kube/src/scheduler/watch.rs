@@ -3,14 +3,13 @@
 use crate::crd::profile::GpuProfile;
 use crate::crd::queue::Queue;
 use crate::objects::{Node, Pod};
+use crate::watch::{To, watch};
 use futures::StreamExt as _;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Api, Client};
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 
@@ -54,62 +53,21 @@ const GROUPS: [(&str, &str, &str); 5] = [
 ];
 /// How often it is looked whether a kind of pod groups was installed.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// Objects of one page of a list.
-const PAGE: u32 = 1000;
 
 /// Watches pods.
 pub(super) async fn pods(client: Client, news: Sender<News>) {
     let key = |pod: &Pod| pod.uid().to_string();
-    let to = To { one: |pod| News::Pod(Box::new(pod)), gone: News::PodGone, all: News::Pods };
-    watch(Api::<Pod>::all(client), "pods", key, to, news).await;
+    let one = |pod| News::Pod(Box::new(pod));
+    let to = To { one, gone: News::PodGone, all: News::Pods, trouble: News::Trouble };
+    watch(Api::<Pod>::all(client), ("pods", Config::default()), key, to, news).await;
 }
 
 /// Watches nodes.
 pub(super) async fn nodes(client: Client, news: Sender<News>) {
     let key = |node: &Node| node.name().to_string();
-    let to = To { one: |node| News::Node(Box::new(node)), gone: News::NodeGone, all: News::Nodes };
-    watch(Api::<Node>::all(client), "nodes", key, to, news).await;
-}
-
-/// As what objects of a kind are told.
-pub(super) struct To<K> {
-    pub(super) one: fn(K) -> News,
-    pub(super) gone: fn(String) -> News,
-    pub(super) all: fn(BTreeSet<String>) -> News,
-}
-
-/// Watches a kind of objects; each list is told as complete once it is.
-pub(super) async fn watch<K>(
-    api: Api<K>,
-    what: &str,
-    key: fn(&K) -> String,
-    to: To<K>,
-    news: Sender<News>,
-) where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    let config = watcher::Config::default().page_size(PAGE);
-    let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
-    let mut listed = BTreeSet::new();
-    while let Some(event) = stream.next().await {
-        let told = match event {
-            Ok(Event::Apply(object)) => (to.one)(object),
-            Ok(Event::Delete(object)) => (to.gone)(key(&object)),
-            Ok(Event::Init) => {
-                listed.clear();
-                continue;
-            }
-            Ok(Event::InitApply(object)) => {
-                listed.insert(key(&object));
-                (to.one)(object)
-            }
-            Ok(Event::InitDone) => (to.all)(std::mem::take(&mut listed)),
-            Err(error) => News::Trouble(format!("watch of {what}: {error}")),
-        };
-        if news.send(told).await.is_err() {
-            return;
-        }
-    }
+    let one = |node| News::Node(Box::new(node));
+    let to = To { one, gone: News::NodeGone, all: News::Nodes, trouble: News::Trouble };
+    watch(Api::<Node>::all(client), ("nodes", Config::default()), key, to, news).await;
 }
 
 /// Watches a kind of pod groups, once it is there.
@@ -127,7 +85,7 @@ async fn groups_of(
         tokio::time::sleep(LOOK_AGAIN).await;
     }
     let api = Api::<DynamicObject>::all_with(client, &resource);
-    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    let mut stream = std::pin::pin!(watcher(api, Config::default()).default_backoff());
     while let Some(event) = stream.next().await {
         let told = match event {
             Ok(Event::Apply(object) | Event::InitApply(object)) => {

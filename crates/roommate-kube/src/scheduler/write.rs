@@ -1,19 +1,17 @@
 //! Writes of the world, carried out.
 
 use crate::client::{Failure, get, send};
+use crate::event::{About, Says, cut, event, now};
 use crate::names;
 use crate::scheduler::resources::StatusWrite;
 use crate::world::{Answer, PodRef, Write};
 use http::Method;
-use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
 
 const JSON: &str = "application/json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
-/// Most bytes of a message: more is cut.
-const MOST_MESSAGE: usize = 1000;
 
 /// Who writes.
 #[derive(Clone)]
@@ -72,14 +70,17 @@ impl Writer {
         });
         let path = format!("{}/eviction", path_of(pod));
         send(&self.client, Method::POST, &path, JSON, &body).await?;
-        self.event(pod, "Normal", "Preempted", "Preempting", why).await.unwrap_or_default();
+        let (reason, action) = ("Preempted", "Preempting");
+        let says = Says { warns: false, reason, action, note: why };
+        self.event(pod, says).await.unwrap_or_default();
         Ok(())
     }
 
     async fn explain(&self, pod: &PodRef, why: &str) -> Result<(), Failure> {
         // Autoscalers look for this reason.
         self.condition(pod, "PodScheduled", "False", "Unschedulable", why).await?;
-        self.event(pod, "Warning", "FailedScheduling", "Scheduling", why).await
+        let (reason, action) = ("FailedScheduling", "Scheduling");
+        self.event(pod, Says { warns: true, reason, action, note: why }).await
     }
 
     async fn condition(
@@ -108,26 +109,9 @@ impl Writer {
     }
 
     /// Writes an event of a pod.
-    pub(super) async fn event(
-        &self,
-        pod: &PodRef,
-        kind: &str,
-        reason: &str,
-        action: &str,
-        note: &str,
-    ) -> Result<(), Failure> {
-        let body = json!({
-            "apiVersion": "events.k8s.io/v1", "kind": "Event",
-            // Named as kube-scheduler names them.
-            "metadata": {"name": format!("{}.{:x}", pod.name, Timestamp::now().as_nanosecond()),
-                         "namespace": pod.namespace},
-            "eventTime": now(), "type": kind, "reason": reason, "action": action,
-            "note": cut(note), "reportingController": self.scheduler,
-            "reportingInstance": self.instance,
-            "regarding": {"apiVersion": "v1", "kind": "Pod", "name": pod.name,
-                          "namespace": pod.namespace, "uid": pod.uid},
-        });
-        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", pod.namespace);
+    pub(super) async fn event(&self, pod: &PodRef, says: Says<'_>) -> Result<(), Failure> {
+        let about = About::Pod(&pod.namespace, &pod.name, &pod.uid);
+        let (path, body) = event(about, says, (&self.scheduler, &self.instance));
         send(&self.client, Method::POST, &path, JSON, &body).await.map(drop)
     }
 }
@@ -151,18 +135,6 @@ fn is_bound_so(now: &Value, pod: &PodRef, node: &str, text: &str) -> bool {
         && annotation == Some(text)
 }
 
-fn now() -> String {
-    Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
-}
-
-fn cut(text: &str) -> &str {
-    let mut end = text.len().min(MOST_MESSAGE);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,13 +149,5 @@ mod tests {
         };
         assert!(is("u", "n", "x"));
         assert!(!is("v", "n", "x") && !is("u", "m", "x") && !is("u", "n", "y"));
-    }
-
-    #[test]
-    fn messages_are_cut_between_characters() {
-        assert_eq!(cut("short"), "short");
-        let long = "é".repeat(800);
-        assert_eq!(cut(&long).len(), 1000);
-        assert_eq!(cut(&format!("x{long}")).len(), 999);
     }
 }

@@ -8,6 +8,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use kube::Client;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
@@ -19,13 +20,18 @@ use tokio::process::{Child, Command};
 pub enum Scheduler {
     /// At an address that this machine reaches.
     At(String),
-    /// The one that holds this lease, by namespace and name.
-    Leader(String, String),
+    /// The one that holds this lease, by namespace and name; unless given, the lease is that of
+    /// the schedulers that are found.
+    Leader(Option<(String, String)>),
 }
 
 const SNAPSHOT: &str = "/debug/snapshot";
 /// The port on which schedulers answer.
 const PORT: u16 = 10261;
+/// The labels of schedulers.
+const SCHEDULERS: &str = "app.kubernetes.io/component=scheduler,app.kubernetes.io/name=roommate";
+/// The lease of a scheduler that nobody told another.
+const USUAL_LEASE: (&str, &str) = ("kube-system", "roommate-scheduler");
 /// How long a scheduler may take for its snapshot.
 const WITHIN: Duration = Duration::from_secs(60);
 /// How long it may take until a port is forwarded.
@@ -38,11 +44,11 @@ pub async fn fetch(
     scheduler: &Scheduler,
 ) -> Result<Vec<u8>, Error> {
     match scheduler {
-        Scheduler::At(address) => {
+Scheduler::At(address) => {
             page(address, SNAPSHOT).await.map_err(|e| unreachable(address, &e))
         }
-        Scheduler::Leader(namespace, lease) => {
-            let mut forwarded = Forwarded::to_leader(client, access, namespace, lease).await?;
+        Scheduler::Leader(lease) => {
+            let mut forwarded = Forwarded::to_leader(client, access, lease.as_ref()).await?;
             let page = forwarded.page(SNAPSHOT).await;
             // It ends with its parent anyway; this way it is not left behind as a zombie.
             forwarded.child.kill().await.unwrap_or_default();
@@ -59,14 +65,17 @@ pub(crate) struct Forwarded {
 }
 
 impl Forwarded {
-    /// Forwards a port to the pod that holds a lease.
+    /// Forwards a port to the pod that holds a lease: this one, or that of the schedulers found.
     pub(crate) async fn to_leader(
         client: &Client,
         access: &Access,
-        namespace: &str,
-        lease: &str,
+        lease: Option<&(String, String)>,
     ) -> Result<Self, Error> {
-        let (namespace, pod) = leader(client, namespace, lease).await?;
+        let (namespace, lease) = match lease {
+            Some(lease) => lease.clone(),
+            None => lease_of(client).await?,
+        };
+        let (namespace, pod) = leader(client, &namespace, &lease).await?;
         let (child, address) = forward(access, &namespace, &pod).await?;
         Ok(Self { child, address, pod: format!("pod {namespace}/{pod}") })
     }
@@ -79,6 +88,34 @@ impl Forwarded {
 
 pub(crate) fn unreachable(what: &str, why: &str) -> Error {
     Error::Other(format!("scheduler at {what}: {why}"))
+}
+
+/// The lease of the schedulers of this cluster, as the Helm chart labels them and tells them.
+async fn lease_of(client: &Client) -> Result<(String, String), Error> {
+    let path = format!("/api/v1/pods?labelSelector={}", SCHEDULERS.replace('=', "%3D"));
+    let found = get(client, &path).await;
+    let found = found.map_err(|e| Error::Other(format!("no scheduler was found: pods: {e}")))?;
+    let pods = found["items"].as_array().map_or(&[][..], Vec::as_slice);
+    let leases: BTreeSet<_> = pods.iter().filter_map(lease_told).collect();
+    let mut leases = leases.into_iter();
+    match (leases.next(), leases.next()) {
+        (None, _) => Ok((USUAL_LEASE.0.into(), USUAL_LEASE.1.into())),
+        (Some(lease), None) => Ok(lease),
+        (Some(one), Some(other)) => Err(Error::Other(format!(
+            "there are several schedulers: say --lease {}/{} or --lease {}/{}",
+            one.0, one.1, other.0, other.1
+        ))),
+    }
+}
+
+/// The lease that a pod was told to hold.
+fn lease_told(pod: &Value) -> Option<(String, String)> {
+    let containers = pod["spec"]["containers"].as_array()?;
+    let words = containers.iter().flat_map(|c| [&c["command"], &c["args"]]);
+    let words: Vec<&str> =
+        words.filter_map(Value::as_array).flatten().filter_map(Value::as_str).collect();
+    let told = |flag: &str| words.iter().find_map(|word| word.strip_prefix(flag));
+    Some((told("--lease-namespace=")?.into(), told("--lease-name=")?.into()))
 }
 
 /// The pod of the scheduler that leads.
@@ -167,5 +204,21 @@ pub(crate) async fn page(address: &str, path: &str) -> Result<Vec<u8>, String> {
     match tokio::time::timeout(WITHIN, asked).await {
         Ok(answer) => answer,
         Err(_) => Err(format!("no answer within {} s", WITHIN.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_scheduler_says_by_its_flags_which_lease_it_holds() {
+        let words =
+            json!(["kube", "scheduler", "--lease-namespace=gpu", "--lease-name=rm-scheduler"]);
+        let pod = |words: &Value| json!({"spec": {"containers": [{"name": "x", "args": words}]}});
+        assert_eq!(lease_told(&pod(&words)), Some(("gpu".into(), "rm-scheduler".into())));
+        assert_eq!(lease_told(&pod(&json!(["--no-leader-election"]))), None);
+        assert_eq!(lease_told(&json!({})), None);
     }
 }

@@ -149,7 +149,7 @@ impl World {
             Some(NodeFigures {
                 node: name.clone(),
                 model: shape.model.clone(),
-                gpus: if known.up { shape.gpus } else { 0 },
+                gpus: if known.up { shape.healthy().count() as u16 } else { 0 },
                 in_use: more_than(0),
                 shared: more_than(1),
                 promised_gpus: promised(|h| h.share_permille.into()) as f64 / 1000.0,

@@ -21,7 +21,7 @@ use roommate_core::policy::PolicyError;
 use roommate_core::profile::Profile;
 use roommate_core::time::Time;
 use serde::Deserialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -30,6 +30,8 @@ use std::sync::{Arc, Mutex};
 pub struct Shape {
     /// GPUs.
     pub gpus: u16,
+    /// Numbers of those that cannot be used now, ascending: nothing is placed on them.
+    pub unhealthy: Vec<u16>,
     /// Name of their model, in lower case.
     pub model: String,
     /// Memory of each, MiB; 0 = not known.
@@ -50,6 +52,8 @@ struct Inventory {
     #[serde(default)]
     mem_mib: u32,
     slots: u32,
+    #[serde(default)]
+    unhealthy: BTreeMap<u16, String>,
 }
 
 impl Shape {
@@ -64,18 +68,41 @@ impl Shape {
             let product = node.label("nvidia.com/gpu.product").unwrap_or("gpu");
             let mem_mib = labelled("nvidia.com/gpu.memory").unwrap_or(0);
             let gpus = (places / u64::from(slots)).min(64) as u16;
-            Inventory { gpus, model: model_name(product), mem_mib, slots }
+            let model = model_name(product);
+            Inventory { gpus, model, mem_mib, slots, unhealthy: BTreeMap::new() }
         });
+        let gpus = inventory.gpus;
+        let unhealthy: Vec<u16> =
+            inventory.unhealthy.into_keys().filter(|number| *number < gpus).collect();
+        let healthy = u64::from(gpus) - unhealthy.len() as u64;
         // The kubelet offers fewer places than the inventory says: devices of it are not healthy.
-        let whole = u64::from(inventory.gpus) * u64::from(inventory.slots);
-        (inventory.gpus > 0 && places >= whole).then(|| Self {
-            gpus: inventory.gpus,
+        (gpus > 0 && places >= healthy * u64::from(inventory.slots)).then(|| Self {
+            gpus,
+            unhealthy,
             model: model_name(&inventory.model),
             mem_mib: inventory.mem_mib,
             slots: inventory.slots,
             cpu_milli: node.has("cpu", 1e-3).min(u64::from(u32::MAX / 2)) as u32,
             host_mib: node.has("memory", 1024.0 * 1024.0).min(u64::from(u32::MAX / 2)) as u32,
         })
+    }
+}
+
+impl Shape {
+    /// Whether an engine sees the same GPUs.
+    pub(super) fn has_gpus_of(&self, other: &Self) -> bool {
+        (self.gpus, &self.unhealthy, &self.model, self.mem_mib)
+            == (other.gpus, &other.unhealthy, &other.model, other.mem_mib)
+    }
+
+    /// Whether any of its GPUs can be used.
+    pub(super) fn is_usable(&self) -> bool {
+        self.healthy().next().is_some()
+    }
+
+    /// Numbers of the GPUs that can be used.
+    pub(crate) fn healthy(&self) -> impl Iterator<Item = u16> {
+        (0..self.gpus).filter(move |number| self.unhealthy.binary_search(number).is_err())
     }
 }
 
@@ -100,6 +127,8 @@ pub(super) struct PartNode {
     /// Its class: nodes of one class have the same model and are allowed to the same pods.
     pub(super) class: u8,
     first: u32,
+    /// Numbers of its GPUs, as the engine counts them.
+    pub(super) numbers: Vec<u16>,
 }
 
 /// Most classes of nodes: as many as a job's mask of GPU models has bits.
@@ -230,7 +259,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// A part over these nodes, in the order of their names.
+    /// A part over these nodes, in the order of their names; all have GPUs that can be used.
     pub(super) fn begin(
         settings: &Settings,
         nodes: Vec<(String, Shape)>,
@@ -240,9 +269,10 @@ impl Part {
         let (mut known, mut first) = (Vec::new(), 0);
         for (name, shape) in nodes {
             let Some(class) = classes.class_of(&name) else { continue };
+            let numbers: Vec<u16> = shape.healthy().collect();
             let group = NodeGroup {
                 count: 1,
-                gpus: shape.gpus,
+                gpus: numbers.len() as u16,
                 gpu_model: class,
                 cpu_milli: shape.cpu_milli,
                 host_mib: shape.host_mib,
@@ -251,8 +281,8 @@ impl Part {
                 Some(last) if (NodeGroup { count: 1, ..last.clone() }) == group => last.count += 1,
                 _ => cluster.groups.push(group),
             }
-            let gpus = u32::from(shape.gpus);
-            known.push(PartNode { name, shape, class, first });
+            let gpus = numbers.len() as u32;
+            known.push(PartNode { name, shape, class, first, numbers });
             first += gpus;
         }
         // What is written has to be what is decided with.
@@ -306,13 +336,14 @@ impl Part {
     /// A GPU by its node and its number there.
     pub(super) fn gpu(&self, node: &str, number: u16) -> Option<GpuIdx> {
         let node = &self.nodes[self.node(node)?.0 as usize];
-        (number < node.shape.gpus).then(|| GpuIdx(node.first + u32::from(number)))
+        let at = node.numbers.binary_search(&number).ok()?;
+        Some(GpuIdx(node.first + at as u32))
     }
 
     /// The node of a GPU, and the number of the GPU there.
     pub(super) fn place(&self, gpu: GpuIdx) -> (&str, u16) {
         let node = &self.nodes[self.engine.state().gpu(gpu).node.0 as usize];
-        (&node.name, (gpu.0 - node.first) as u16)
+        (&node.name, node.numbers[(gpu.0 - node.first) as usize])
     }
 
     /// Whether pods named this profile.
@@ -394,6 +425,7 @@ mod tests {
         let shape = Shape::of(&plain, names::RESOURCE).unwrap();
         let expect = Shape {
             gpus: 2,
+            unhealthy: Vec::new(),
             model: "a100".into(),
             mem_mib: 81_920,
             slots: 4,
@@ -410,6 +442,11 @@ mod tests {
         };
         assert_eq!(Shape::of(&told("16"), names::RESOURCE).unwrap().gpus, 2);
         assert_eq!(Shape::of(&told("15"), names::RESOURCE), None, "a device is not healthy");
+        let mut one_left = told("8");
+        let text = r#"{"gpus":2,"model":"cpu","slots":8,"unhealthy":{"0":"core 0 is offline"}}"#;
+        one_left.metadata.annotations = Some([(names::INVENTORY.into(), text.into())].into());
+        let shape = Shape::of(&one_left, names::RESOURCE).unwrap();
+        assert_eq!((shape.gpus, shape.healthy().collect::<Vec<_>>()), (2, vec![1]));
         assert_eq!(Shape::of(&node(json!({})), names::RESOURCE), None);
         assert_eq!(model_name("Quadro RTX 8000"), "quadro-rtx-8000");
         assert_eq!(model_name(""), "gpu");
@@ -423,6 +460,7 @@ mod tests {
         let nodes = [labelled("a", "x"), labelled("b", "y"), labelled("c", "x")];
         let shape = Shape {
             gpus: 1,
+            unhealthy: Vec::new(),
             model: "a100".into(),
             mem_mib: 0,
             slots: 1,

@@ -14,7 +14,7 @@
 //! Amounts are thousandths of a GPU: a promised share of a GPU counts as that share, everything
 //! else as whole GPUs.
 
-use crate::world::{Known, Work, World};
+use crate::world::{Known, Shape, Work, World};
 use roommate_core::job::Phase;
 use roommate_core::number::Number;
 use roommate_core::time::{Span, Time};
@@ -391,15 +391,16 @@ impl World {
     fn idle(&self) -> u64 {
         let mut idle = 0;
         for (name, known) in self.nodes.iter().filter(|(_, known)| known.up) {
-            let gpus = known.shape.as_ref().map_or(0, |shape| usize::from(shape.gpus));
-            let held = self.ledger.node(name).iter().take(gpus);
-            // Pods that are promised nothing may use all of their GPU.
-            let used = held.map(|held| match (held.pods, held.share_permille) {
-                (0, _) => 0,
-                (_, 0) => 1000,
-                (_, share) => u64::from(share.min(1000)),
-            });
-            idle += (gpus as u64 * 1000).saturating_sub(used.sum());
+            let all = self.ledger.node(name);
+            for gpu in known.shape.iter().flat_map(Shape::healthy) {
+                let held = all.get(usize::from(gpu)).map(|held| (held.pods, held.share_permille));
+                // Pods that are promised nothing may use all of their GPU.
+                idle += match held {
+                    None | Some((0, _)) => 1000,
+                    Some((_, 0)) => 0,
+                    Some((_, share)) => 1000 - u64::from(share.min(1000)),
+                };
+            }
         }
         let all = self.queues.values().flat_map(|queue| queue.admitted.values());
         let waiting = all.filter(|one| !self.is_placed(one.work));

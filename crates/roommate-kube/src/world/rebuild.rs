@@ -2,7 +2,7 @@
 
 use crate::constraint::Constraint;
 use crate::world::part::{Classes, Part};
-use crate::world::{GATHER, World};
+use crate::world::{GATHER, KnownNode, Shape, World};
 use roommate_core::event::Event;
 use roommate_core::time::Time;
 
@@ -26,7 +26,7 @@ impl World {
         let (shape, up) = (known.shape.clone(), known.up);
         let here = self.part.as_ref().and_then(|p| p.node(name));
         let Some(idx) = here else {
-            if shape.is_some() {
+            if shape.is_some_and(|s| s.is_usable()) {
                 self.count_foreign_of(name);
                 self.want_part(self.now + GATHER, "there are other nodes");
             }
@@ -34,9 +34,7 @@ impl World {
         };
         let part = self.part.as_ref().expect("the node is in it");
         let of = part.nodes[idx.0 as usize].shape.clone();
-        let alike = shape
-            .as_ref()
-            .is_none_or(|s| (s.gpus, &s.model, s.mem_mib) == (of.gpus, &of.model, of.mem_mib));
+        let alike = shape.as_ref().is_none_or(|s| s.has_gpus_of(&of));
         if !alike || (selected_anew && !self.keeps_class(name)) {
             self.want_part(self.now + GATHER, "a node has changed");
         }
@@ -95,8 +93,7 @@ impl World {
             .pods
             .values()
             .filter(|k| on(&k.pod) && !k.pod.has_ended() && !matches!(k.request, Some(Ok(_))));
-        let needs =
-            theirs.map(|k| (k.pod.needs("cpu", 1e-3), k.pod.needs("memory", 1024.0 * 1024.0)));
+        let needs = theirs.map(|k| k.pod.room());
         let sum = needs.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         if let Some(known) = self.nodes.get_mut(name) {
             known.foreign = sum;
@@ -105,7 +102,12 @@ impl World {
 
     /// Begins another part: the nodes as they are, and everything where it is.
     pub(super) fn rebuild(&mut self, _why: &str) {
-        let offered = || self.nodes.values().filter_map(|n| Some((&n.node, n.shape.as_ref()?)));
+        // A class without a GPU would be one that the engine does not count.
+        let usable = |n: &'_ KnownNode| n.shape.as_ref().is_some_and(Shape::is_usable);
+        let offered = || {
+            let all = self.nodes.values().filter(|n| usable(n));
+            all.filter_map(|n| Some((&n.node, n.shape.as_ref()?)))
+        };
         let mut constraints = vec![Constraint::default()];
         for work in self.works.iter().flatten().filter(|w| !w.over) {
             if let Some(request) = &work.request
@@ -131,9 +133,7 @@ impl World {
                 if known.is_none_or(|n| !n.up) {
                     self.downs.push(Event::NodeDown(roommate_core::idx::NodeIdx(i as u32)));
                 }
-                if known.is_some_and(|n| n.foreign != (0, 0)) {
-                    self.rooms.insert(node.name.clone());
-                }
+                self.rooms.insert(node.name.clone());
             }
         }
         for (w, work) in self.works.iter_mut().enumerate() {

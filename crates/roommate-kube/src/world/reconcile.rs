@@ -47,8 +47,13 @@ impl World {
         let request = match &known.request {
             Some(Ok(request)) => request.clone(),
             Some(Err(why)) if known.pod.spec.node_name.is_none() && !known.pod.has_ended() => {
-                let (pod, why) = (known.named(), why.clone());
-                self.writes.push(Write::Explain { pod, why });
+                let explain = Write::Explain { pod: known.named(), why: why.clone() };
+                if !known.told_wrong {
+                    self.writes.push(explain);
+                }
+                if let Some(known) = self.pods.get_mut(uid) {
+                    known.told_wrong = true;
+                }
                 return;
             }
             Some(Err(_)) | None => return,
@@ -273,7 +278,12 @@ impl World {
     /// Submits a work once all its pods are there; one whose pods run already where they are.
     fn arrive(&mut self, w: u32, work: &mut Work, look: Look, arriving: &mut Vec<Event>) {
         if work.size == 0 || look.alive < work.needed(look) {
-            self.dismiss(work);
+            // Pods that are about to end count in their queue until they have.
+            if look.holding == 0 {
+                self.dismiss(work);
+            } else {
+                self.is_admitted(w, work, true);
+            }
             let forgotten = self.now >= work.since + FORGET_AFTER;
             if work.pods.is_empty() && (work.owner.is_none() || forgotten) {
                 work.over = true;
@@ -308,6 +318,12 @@ impl World {
             self.explain_later(w, work, &why);
             return;
         }
+        if look.holding == 0 && !self.are_alike(work) {
+            let why = "pods of its gang ask for different GPUs, nodes, classes or queues: give all \
+                       of them the same";
+            self.explain_later(w, work, why);
+            return;
+        }
         if self.part.is_none() {
             let why = format!("no node offers {}", self.settings.resource);
             self.explain_later(w, work, &why);
@@ -327,7 +343,7 @@ impl World {
         }
         if look.holding == 0 {
             work.slots.clear();
-            if work.job.is_none() {
+            if !self.is_registered(work) {
                 self.register(w, work, None);
             }
         } else {
@@ -346,12 +362,20 @@ impl World {
         self.dirty.insert(w);
     }
 
+    /// Whether the pods of a work can be one job.
+    fn are_alike(&self, work: &Work) -> bool {
+        let pods = work.pods.iter().filter_map(|uid| self.pods.get(uid)).filter(|k| k.is_alive());
+        let mut asked = pods.filter_map(|known| known.request.as_ref()?.as_ref().ok());
+        asked.all(|own| work.request.as_ref().is_some_and(|first| own.fits_a_gang_with(first)))
+    }
+
     /// Why the work can run on no node that there is, if so. Nodes that come later, or change,
     /// begin another part, and then it is looked at anew.
     fn fits_no_node(&self, work: &Work) -> Option<String> {
         let (request, part) = (work.request.as_ref()?, self.part.as_ref()?);
         let mask = part.classes.mask(&request.constraint)?;
-        let fits = |n: &PartNode| mask >> n.class & 1 == 1 && n.shape.gpus >= request.gpus;
+        let fits =
+            |n: &PartNode| mask >> n.class & 1 == 1 && n.numbers.len() >= usize::from(request.gpus);
         if part.nodes.iter().any(fits) {
             return None;
         }
@@ -379,6 +403,14 @@ impl World {
         false
     }
 
+    /// Whether the engine knows the work as one that may start wherever its pods may. One that ran
+    /// already when it was registered may also be where it ran, and its next pod may not.
+    fn is_registered(&self, work: &Work) -> bool {
+        let Some((job, part)) = work.job.zip(self.part.as_ref()) else { return false };
+        let mask = work.request.as_ref().and_then(|r| part.classes.mask(&r.constraint));
+        mask == Some(part.engine.state().spec(job).gpu_models)
+    }
+
     fn register(&mut self, w: u32, work: &mut Work, on: Option<Placement>) {
         let weight = work.request.as_ref().map(|request| self.weight_of(&request.queue));
         let (Some(request), Some(part)) = (&work.request, &mut self.part) else { return };
@@ -391,6 +423,13 @@ impl World {
         let profile = part.kind(request, expected.map(|e| &e.profile));
         let team = part.team(&request.queue);
         let mut spec = request.spec(work.size, profile, team, mask);
+        // The engine gives all pods of a job the same: what the largest of a gang needs.
+        for pod in work.pods.iter().filter_map(|uid| self.pods.get(uid)) {
+            if let Some(Ok(own)) = &pod.request {
+                spec.knobs.cpu_milli = spec.knobs.cpu_milli.max(own.knobs.cpu_milli);
+                spec.knobs.host_mib = spec.knobs.host_mib.max(own.knobs.host_mib);
+            }
+        }
         if let Some(expected) = expected {
             if spec.knobs.mem_mib == 0 {
                 spec.knobs.mem_mib = expected.mem_mib;
@@ -448,8 +487,13 @@ impl World {
             {
                 return Found::Down;
             }
+            let known = self.nodes.get(&slot.node).and_then(|n| n.shape.as_ref());
             for number in &slot.gpus {
-                let Some(gpu) = part.gpu(&slot.node, *number) else { return Found::Nowhere };
+                let Some(gpu) = part.gpu(&slot.node, *number) else {
+                    // Its GPU may be healthy again; whether it still runs there, it knows best.
+                    let waits = known.is_some_and(|s| s.unhealthy.contains(number));
+                    return if waits { Found::Down } else { Found::Nowhere };
+                };
                 gpus.push(gpu);
             }
         }
@@ -561,7 +605,7 @@ impl World {
         let request = work.request.as_ref();
         let node = self.nodes.get(&slot.node);
         let may = node.zip(request).is_some_and(|(n, r)| n.up && r.constraint.allows(&n.node));
-        if !may {
+        if !may || !self.has_room(&slot.node, &known.pod) {
             self.bounce(w, work);
             return false;
         }
@@ -598,6 +642,7 @@ impl World {
                 self.timers.insert((by, w));
                 if self.suspend_all(w, work) {
                     work.suspend_by = None;
+                    self.rooms.extend(work.slots.iter().map(|slot| slot.node.clone()));
                     leaving.push(stopped(self));
                 }
                 return;

@@ -4,9 +4,10 @@
 //! visible command is in exactly one group.
 
 use super::Cli;
-use super::kube::{Kube, User};
+use super::kube::Kube;
+use super::kubectl;
 use clap::builder::styling::Styles;
-use clap::{Command, CommandFactory, FromArgMatches, Parser};
+use clap::{Command, CommandFactory, FromArgMatches};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -39,24 +40,12 @@ pub(crate) fn command() -> Command {
     ))
 }
 
-/// The name by which kubectl finds the program: `kubectl roommate` runs it.
-const PLUGIN: &str = "kubectl-roommate";
-
-/// The program as a plugin of kubectl.
-#[derive(Parser, Debug)]
-#[command(name = PLUGIN, bin_name = "kubectl roommate", version, max_term_width = 100)]
-#[command(about = "Share the GPUs of a Kubernetes cluster", subcommand_required = true)]
-struct Plugin {
-    #[command(subcommand)]
-    command: User,
-}
-
 /// Parses the command line; exits with a message on an error, as clap does.
 pub(crate) fn parse() -> Cli {
     let program = std::env::args_os().next().map(PathBuf::from);
     let name = program.as_deref().and_then(Path::file_stem);
-    if name.is_some_and(|name| name == PLUGIN) {
-        return Cli { command: super::Command::Kube(Kube::User(Plugin::parse().command)) };
+    if let Some(command) = name.and_then(kubectl::parse) {
+        return Cli { command: super::Command::Kube(Kube::User(command)) };
     }
     let matches = command().get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())

@@ -85,17 +85,16 @@ pub(crate) struct SnapshotArgs {
     /// to its pod with kubectl
     #[arg(long, value_name = "ADDRESS", conflicts_with = "snapshot")]
     pub(crate) scheduler: Option<String>,
-    /// The lease by which schedulers elect their leader
-    #[arg(long, default_value = "kube-system/roommate-scheduler", value_name = "NAMESPACE/NAME")]
-    #[arg(value_parser = lease)]
-    pub(crate) lease: (String, String),
+    /// The lease by which schedulers elect their leader; unless given, that of the Helm chart's
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = lease)]
+    pub(crate) lease: Option<(String, String)>,
 }
 
 impl SnapshotArgs {
     pub(crate) fn source(&self) -> snapshot::Scheduler {
         match &self.scheduler {
             Some(address) => snapshot::Scheduler::At(address.clone()),
-            None => snapshot::Scheduler::Leader(self.lease.0.clone(), self.lease.1.clone()),
+            None => snapshot::Scheduler::Leader(self.lease.clone()),
         }
     }
 }
