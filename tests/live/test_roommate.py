@@ -65,25 +65,24 @@ def test_a_job_that_the_policy_suspends_comes_back(room: Room) -> None:
     assert room.replays()
 
 
-def test_jobs_that_begin_together_are_measured_alone(room: Room) -> None:
+def test_who_begins_beside_a_promised_job_is_measured_alone(room: Room) -> None:
     room.up("--devices", "1")
-    names = ("a", "b", "c")
-    for name in names:
-        # As if it were work of its own: what is known of a profile is not measured again.
-        room.submit(name, python(BUSY, 400), profile=name)
-    room.until_ended(*names, within_s=60)
+    # As if each were work of its own: what is known of a profile is not measured again.
+    room.submit("promised", python(BUSY, 300), profile="a", **{"class": "guaranteed"})
+    room.submit("guest", python(BUSY, 300), profile="b", **{"class": "best-effort"})
+    room.until_ended("promised", "guest", within_s=60)
     steps = [json.loads(line).get("step", {}) for line in
              (room.state / "journal.jsonl").read_text().splitlines()]
     samples = [fact["sampled"] for step in steps for fact in step.get("facts", [])
                if "sampled" in fact]
-    alone = {s["job"]: s["sample"]["step_s"] for s in samples if s["sample"].get("alone")}
+    alone = [s["sample"]["step_s"] for s in samples if s["sample"].get("alone")]
     beside = [s["sample"]["step_s"] for s in samples
               if not s["sample"].get("alone") and "step_s" in s["sample"]]
-    # A step computes for 10 ms, and takes three times as long beside two others.
-    assert len(alone) >= 2 and all(0.0095 < s < 0.016 for s in alone.values()), alone
-    assert max(beside) > 0.02, beside
+    # A step computes for 10 ms, and takes longer beside another.
+    assert alone and all(0.0095 < s < 0.016 for s in alone), alone
+    assert max(beside) > 1.3 * max(alone), beside
     assert {job["state"] for job in room.jobs().values()} == {"finished"}
-    assert all(job["starts"] == 1 and job["failures"] == 0 for job in room.jobs().values())
+    assert all(job["failures"] == 0 for job in room.jobs().values())
     assert room.replays()
 
 

@@ -27,10 +27,11 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST_TOTALS: usize = 4096;
 
 /// A policy that is asked again at one instant, because what it stopped then can be placed again,
-/// A job that runs beside others is measured alone after this time.
-const LOOK_AFTER: Span = Span(30_000_000);
 /// is asked no more often than this.
 const MOST_AGAIN: u32 = 32;
+
+/// A job that runs beside others is measured alone after this time.
+const LOOK_AFTER: Span = Span(30_000_000);
 
 /// A fact that is impossible in the current state; it was ignored.
 #[derive(Clone, Copy, Debug, PartialEq)]

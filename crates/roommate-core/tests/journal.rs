@@ -225,6 +225,7 @@ impl Dice {
             load_rps: self.small(),
             noise_scale: self.small(),
             batch: self.whole() as u32,
+            alone: self.coin(),
         }
     }
 

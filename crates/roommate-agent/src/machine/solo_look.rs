@@ -52,8 +52,7 @@ impl Machine {
         let now = self.now();
         let Some(still_after) = self.still_after(job, now) else { return };
         let from = now + still_after;
-        let look =
-            SoloLook { job, from, until: from + MOST, asked: false, steps: 0, busy_s: 0.0 };
+        let look = SoloLook { job, from, until: from + MOST, asked: false, steps: 0, busy_s: 0.0 };
         self.looks.push(look);
         if let Some(known) = self.jobs.get_mut(&job) {
             known.looked = Some(now);

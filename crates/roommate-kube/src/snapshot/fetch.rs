@@ -44,7 +44,7 @@ pub async fn fetch(
     scheduler: &Scheduler,
 ) -> Result<Vec<u8>, Error> {
     match scheduler {
-Scheduler::At(address) => {
+        Scheduler::At(address) => {
             page(address, SNAPSHOT).await.map_err(|e| unreachable(address, &e))
         }
         Scheduler::Leader(lease) => {

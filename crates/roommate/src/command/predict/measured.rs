@@ -1,8 +1,8 @@
 //! Predictions from measured profiles: of the run only the submissions and their times are used.
 
 use super::{Guess, Heard, mean_error, tell, worst_error};
-use crate::cli::{Output, Predict};
 use crate::atomic::AtomicFile;
+use crate::cli::{Output, Predict};
 use crate::{console, experiment, measurements};
 use anyhow::Context;
 use roommate_core::cluster::Cluster;
