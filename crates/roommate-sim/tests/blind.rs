@@ -115,12 +115,13 @@ fn blind_runs_replay_and_end() {
 
 #[test]
 fn policies_that_know_lengths_know_them_in_blind_runs() {
-    // Whole GPUs, so that only the progress of a job before its first sample is not known.
+    // Whole GPUs, so that only the progress of a job before its first sample is not known; but
+    // samples ask policies more often, which may order jobs of nearly equal length otherwise.
     for policy in ["sjf", "srtf", "srsf"] {
         let [clear, blind] =
             [None, Some(0.05)].map(|blind| run(policy, &workload(3.0, true), blind).1.avg_jct_s);
         let (clear, blind) = (clear.unwrap(), blind.unwrap());
-        assert!((clear / blind - 1.0).abs() < 0.02, "{policy}: {clear} {blind}");
+        assert!((clear / blind - 1.0).abs() < 0.03, "{policy}: {clear} {blind}");
     }
 }
 
@@ -145,7 +146,7 @@ fn samples_are_repeated_and_scatter() {
     journal::read(&run("fifo", &workload, Some(0.05)).0[..], &mut seen).unwrap();
     let told: Vec<_> = seen.0.iter().filter(|(_, step_s, _)| *step_s > 0.0).collect();
     let at: Vec<f64> = told.iter().map(|s| s.0.secs()).collect();
-    assert_eq!(at, [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0]);
+    assert_eq!(at, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0]);
     let exact = |s: &&&(Time, f64, f64)| s.1 == told[0].1;
     assert_eq!(told.iter().filter(exact).count(), 1, "each sample is drawn anew");
     for (at, step_s, done) in told {

@@ -5,8 +5,8 @@
 //!  change of pace ── 2 s ──→ sample ── 2 s ──→ sample ── 4 s ──→ sample ── 8 s ──→ ...
 //! ```
 //!
-//! Where the policy asks how fast a job is alone that has roommates, its first sample says so, as on
-//! a machine where they stand still for a moment; what that moment costs is not simulated. Counters
+//! Where the policy asks how fast a job is alone that has roommates, a sample says so, as on a
+//! machine where they stand still for a moment; what that moment costs is not simulated. Counters
 //! of a GPU are attributed to a job only while it is the only tenant.
 //!
 //! Hidden are the lengths of steps and stages, speeds by GPU model and predictions
