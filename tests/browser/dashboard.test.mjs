@@ -56,9 +56,10 @@ def batch(size): time.sleep(size / 3200); return size
 for _ in roommate.steps(batch, batch_size=32, min=8, max=128): pass
 `;
 /** A service whose requests take a fixed CPU time each, so that it is known how many are too many. */
+const MOST_PER_S = 50;
 const SERVES = `import roommate, time
 def predict(requests):
-    end = time.thread_time() + 0.02 * len(requests)
+    end = time.thread_time() + len(requests) / ${MOST_PER_S}
     while time.thread_time() < end: pass
     return [{"answer": 42} for _ in requests]
 roommate.serve(predict, warm=lambda: predict([{}]))
@@ -199,16 +200,8 @@ describe("a daemon", () => {
       submit(name, { class: "best-effort", command: ["python3", "train.py", "--steps", "100000", "--hidden", "300"], workdir: join(root, "examples") });
     }
     await until(() => jobs().digits.service?.ready && jobs()["trains-b"].state === "running", "the service answers beside training", 60);
-    const took = [];
-    for (let n = 0; n < 20; n++) {
-      const began = performance.now();
-      const response = await fetch(url, { method: "POST", body: "{}" });
-      assert.equal(response.status, 200, await response.text());
-      took.push(performance.now() - began);
-    }
-    const most = 1000 / took.sort((a, b) => a - b)[10];
-    // Twice as many requests as can be answered: after three seconds many are late, however fast the machine is.
-    const load = spawn("python3", ["serving/load.py", "--url", url, "--rate", String(most / 5), "--seconds", "40",
+    // Twice as many requests as can be answered: after three seconds many are late.
+    const load = spawn("python3", ["serving/load.py", "--url", url, "--rate", String(MOST_PER_S / 5), "--seconds", "40",
       "--burst", "4:10:3", "--body", "{}"], { cwd: join(root, "examples"), env, stdio: "ignore" });
     children.push(load);
     await visit(live, async (page) => {
@@ -225,7 +218,7 @@ describe("a daemon", () => {
       await until(async () => { await look(); return held; }, "training is held back", 20);
       if (shots) await shot(page, "light");
       const after = await until(async () => { const now = await look(); return now <= objective && now; }, "p99 recovers", 40);
-      console.log(`# ${most.toFixed(0)} requests/s at most; p99: at worst ${worst} ms, after the burst ${after} ms`);
+      console.log(`# p99: at worst ${worst} ms, after the burst ${after} ms`);
       assert.equal(load.exitCode, null, "it recovered only when nobody asked any more");
       assert.match(await page.locator("#figures").innerText(), /1 of 1\s+services in time/);
       await accessible(page);
