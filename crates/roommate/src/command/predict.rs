@@ -182,7 +182,22 @@ impl Observer for Heard {
 
 /// A table of predicted and real completion times.
 pub(super) fn tell(guesses: &[Guess]) -> String {
-    let head = ["prediction", "alone", "predicted", "real", "error"];
+    let (mean, worst) = (100.0 * mean_error(guesses), 100.0 * worst_error(guesses));
+    beside(guesses, "error") + &format!("mean error {mean:.1}%, largest {worst:.1}%\n")
+}
+
+/// The same where another policy than that of the run is predicted: they are to differ.
+fn tell_other(guesses: &[Guess]) -> String {
+    let mean = |of: fn(&Guess) -> f64| {
+        let mean_s = guesses.iter().map(of).sum::<f64>() / guesses.len().max(1) as f64;
+        table::figure(Some(mean_s), "s")
+    };
+    let (predicted, real) = (mean(|g| g.predicted_s), mean(|g| g.real_s));
+    beside(guesses, "change") + &format!("mean {predicted} predicted, {real} as it ran\n")
+}
+
+fn beside(guesses: &[Guess], last: &str) -> String {
+    let head = ["prediction", "alone", "predicted", "real", last];
     let mut rows = vec![head.map(String::from).to_vec()];
     for g in guesses {
         let seconds = |s| table::figure(Some(s), "s");
@@ -194,8 +209,7 @@ pub(super) fn tell(guesses: &[Guess]) -> String {
             format!("{:+.1}%", 100.0 * g.error()),
         ]);
     }
-    let (mean, worst) = (100.0 * mean_error(guesses), 100.0 * worst_error(guesses));
-    format!("{}mean error {mean:.1}%, largest {worst:.1}%\n", table::align_left(&rows))
+    table::align_left(&rows)
 }
 
 fn mean_error(guesses: &[Guess]) -> f64 {

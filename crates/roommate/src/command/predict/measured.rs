@@ -1,6 +1,6 @@
 //! Predictions from measured profiles: of the run only the submissions and their times are used.
 
-use super::{Guess, Heard, mean_error, tell, worst_error};
+use super::{Guess, Heard, mean_error, tell, tell_other, worst_error};
 use crate::atomic::AtomicFile;
 use crate::cli::{Output, Predict};
 use crate::{console, experiment, measurements};
@@ -29,8 +29,10 @@ use std::sync::Arc;
 pub(crate) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
     let mut heard = Heard::default();
     crate::command::read_journal(&args.journal, &mut heard)?;
+    let mut is_other = false;
     if let Some(name) = &args.policy {
         let head = heard.head.as_mut().context("the journal has no head")?;
+        is_other = *name != head.policy;
         let set: policy::Params =
             args.set.iter().map(|s| experiment::param(s)).collect::<anyhow::Result<_>>()?;
         (head.policy, head.params) = (name.clone(), policy::find(name)?.live_params(&set)?);
@@ -43,6 +45,7 @@ pub(crate) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
         file.with_context(|| format!("could not write {}", path.display()))?.keep()?;
     }
     console::print(&match args.output {
+        Output::Table if is_other => tell_other(&guesses),
         Output::Table => tell(&guesses),
         Output::Json => {
             let jobs: Vec<_> = guesses.iter().map(with_error).collect();
